@@ -1,0 +1,1 @@
+"""The application: configuration, HTTP ingress and metrics of a Quire cluster."""

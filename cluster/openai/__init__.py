@@ -1,0 +1,1 @@
+"""The OpenAI wire format: request schema, chat template, detokeniser, stop strings, errors."""

@@ -1,0 +1,1 @@
+"""What runs a step: schedule, copy, compute, sample, update."""

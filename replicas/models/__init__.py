@@ -1,0 +1,1 @@
+"""Model loading: sources, the transformers adapter, module replacement."""

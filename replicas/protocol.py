@@ -1,0 +1,81 @@
+"""What a router or an ingress may know of a replica: plain values that travel.
+
+Token ids only: text is the ingress' business. All classes are frozen, hold nothing but
+numbers, strings and tuples, and import neither torch nor ray.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from replicas.core.sampling_params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One prompt with its `n` choices, as a replica takes it."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    n: int = 1
+    priority: int = 0
+    """Lower is served first (with `scheduling_policy: priority`)."""
+    cache_salt: str = ""
+    """Requests share prefix blocks only where the salts are equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one token, natural log, after penalties and bias, before
+    temperature and truncation."""
+
+    logprob: float
+    rank: int
+    """1 for the likeliest token."""
+    top: tuple[tuple[int, float], ...]
+    """(token id, logprob), likeliest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What serving one choice took; sent with its last delta."""
+
+    cached_tokens: int
+    """Prompt tokens found in the prefix cache at the first admission."""
+    preemptions: int
+    recomputed_tokens: int
+    """Tokens that had been computed before a preemption and were computed again."""
+    stall_s: float
+    """Seconds between preemptions and the resumptions that followed."""
+    queue_s: float
+    """Seconds from arrival to the first scheduled token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """What one engine step added to one choice."""
+
+    request_id: str
+    choice: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One a token where `SamplingParams.logprobs` is set, else empty."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """With the first delta of choice 0 where asked for: one for each prompt token but the first."""
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The token that ended the choice, where one did (it is the last of `token_ids`)."""
+    receipt: Receipt | None = None
+    error: str | None = None
+    """What went wrong, with `FinishReason.ERROR`."""

@@ -1,0 +1,1 @@
+"""Placement: which replica gets a request."""
