@@ -37,8 +37,8 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of one token, natural log, after penalties and bias, before
-    temperature and truncation."""
+    """Log-probabilities of one token: natural log, of the model's raw logits (before bias,
+    penalties, temperature and truncation), so that they are always finite."""
 
     logprob: float
     rank: int
@@ -79,3 +79,58 @@ class TokenDelta:
     receipt: Receipt | None = None
     error: str | None = None
     """What went wrong, with `FinishReason.ERROR`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a replica's engine turned out to be once it was built."""
+
+    device: str
+    dtype: str
+    kv_dtype: str
+    block_size: int
+    """Tokens a block holds."""
+    num_blocks: int
+    """Usable blocks of the KV pool."""
+    max_model_len: int
+    """Tokens a choice may reach."""
+    vocab_size: int
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens the KV pool holds."""
+        return self.num_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSnapshot:
+    """What goes on in a replica between two steps."""
+
+    running: int
+    """Choices that hold blocks."""
+    waiting: int
+    used_blocks: int
+    cached_blocks: int
+    pending_tokens: int
+    """Tokens of running and waiting choices that are still to be computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyAddress:
+    """Where an ingress listens for the deltas of its requests."""
+
+    host: str
+    port: int
+    token: str
+    """Proves that who connects is a replica the ingress called."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReport:
+    """What a replica says of itself."""
+
+    replica_id: str
+    engine: EngineInfo
+    snapshot: ReplicaSnapshot
+    failure: str | None
+    """Why the replica is unhealthy; None while it is not."""

@@ -1,0 +1,90 @@
+"""Builds the Serve application; `serve run` calls `build` with the config's `args`."""
+
+# No `from __future__ import annotations`: Serve looks at the class in build's annotation.
+
+import ray
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+
+from cluster.config import ClusterConfig, check_environment, resolve_device, resolve_replicas
+from cluster.ingress import Ingress, IngressSettings
+from replicas.deployment import Replica, ReplicaSettings
+from replicas.models import sources
+
+HEALTH_PERIOD_S = 5.0
+HEALTH_TIMEOUT_S = 15.0
+DRAIN_TIMEOUT_S = 5.0
+INGRESS_SLACK = 64
+"""Requests beyond the limit that reach the ingress, so that it can answer 503 itself."""
+
+
+def build(config: ClusterConfig) -> Application:
+    """The ingress over its replicas, sized for the cluster that is connected.
+
+    Raises:
+        ConfigError, ModelSourceError: what can be refused before any model is loaded.
+    """
+    check_environment()
+    sources.check_hf_kernels_absent()
+    sources.resolve(config.model.source, config.model.revision)
+    resources = ray.cluster_resources()
+    cores, gpus = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
+    device = resolve_device(config, gpus)
+    count, threads = resolve_replicas(config, cores, gpus)
+    served_name = config.model.served_name or config.model.source
+    replicas = (
+        serve.deployment(Replica)
+        .options(
+            num_replicas=count,
+            max_ongoing_requests=config.limits.max_queued_requests,
+            health_check_period_s=HEALTH_PERIOD_S,
+            health_check_timeout_s=HEALTH_TIMEOUT_S,
+            graceful_shutdown_timeout_s=DRAIN_TIMEOUT_S,
+            ray_actor_options={
+                "num_cpus": config.replicas.cpus_per_replica,
+                "num_gpus": 1 if device == "cuda" else 0,
+                "runtime_env": {"env_vars": _openmp(threads)},
+            },
+            request_router_config=RequestRouterConfig(
+                request_router_class="router.serve_router:QuireRouter",
+                request_router_kwargs={
+                    "policy": config.router.policy,
+                    "block_size": config.engine.block_size,
+                },
+            ),
+        )
+        .bind(
+            ReplicaSettings(
+                source=config.model.source,
+                revision=config.model.revision,
+                dtype=config.model.dtype,
+                device=device,
+                threads=threads,
+                served_name=served_name,
+                engine=config.engine,
+            )
+        )
+    )
+    return (
+        serve.deployment(Ingress)
+        .options(
+            max_ongoing_requests=config.limits.max_queued_requests + INGRESS_SLACK,
+            graceful_shutdown_timeout_s=DRAIN_TIMEOUT_S,
+            ray_actor_options={"num_cpus": 0},
+        )
+        .bind(
+            IngressSettings(
+                source=config.model.source,
+                revision=config.model.revision,
+                served_name=served_name,
+                limits=config.limits,
+            ),
+            replicas,
+        )
+    )
+
+
+def _openmp(threads: int) -> dict[str, str]:
+    """OpenMP must be told before torch is loaded, hence through the process' environment."""
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}

@@ -1,0 +1,113 @@
+"""The HTTP ingress: a Serve deployment around the ASGI app."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from cluster import metrics
+from cluster.config import LimitsConfig
+from cluster.http import create_app
+from cluster.openai.service import Limits, Service
+from cluster.replica_backend import ReplicaBackend
+from cluster.reply_listener import ReplyListener
+from cluster.tokenizer import Tokenizer
+from replicas.models import sources
+from replicas.protocol import ReplicaReport
+
+logger = logging.getLogger("ray.serve")
+
+ANSWER_TIMEOUT_S = 2.0
+"""How long replicas may take to answer /health and /metrics: their loops never compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngressSettings:
+    """What an ingress is built from; plain values that travel."""
+
+    source: str
+    revision: str | None
+    served_name: str
+    limits: LimitsConfig
+
+
+@serve.ingress()
+class Ingress:
+    """Tokenises, places, streams; replicas speak token ids."""
+
+    async def __init__(self, settings: IngressSettings, replicas: DeploymentHandle) -> None:
+        self._replicas = replicas
+        self._served_name = settings.served_name
+        first: ReplicaReport = await replicas.report.remote()  # waits for a replica to be up
+        self._engine = first.engine
+        listener = ReplyListener(ray.util.get_node_ip_address())
+        await listener.start()
+        folder = await asyncio.to_thread(sources.resolve, settings.source, settings.revision)
+        limits = settings.limits
+        self._service = Service(
+            model_names=(settings.served_name,),
+            max_model_len=first.engine.max_model_len,
+            kv_pool_tokens=first.engine.kv_tokens,
+            vocab_size=first.engine.vocab_size,
+            tokenizer=Tokenizer.load(folder),
+            backend=ReplicaBackend(replicas, listener, limits.max_queued_requests),
+            metrics=self.metrics,
+            health=self.health,
+            version=importlib.metadata.version("quire"),
+            created=int(time.time()),
+            limits=Limits(
+                max_body_bytes=int(limits.max_body_mib * 2**20),
+                max_prompts=limits.max_batch_prompts,
+                max_choices=limits.max_choices,
+            ),
+        )
+        logger.info(await self.summary())
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return create_app(self._service)
+
+    async def metrics(self) -> bytes:
+        """Prometheus text of all replicas that answer in time."""
+        return metrics.exposition(await self._ask_all("metrics"))
+
+    async def health(self) -> tuple[bool, Mapping[str, Any]]:
+        """Whether any replica makes progress, and what each of them does."""
+        reports: list[ReplicaReport] = await self._ask_all("report")
+        healthy = any(report.failure is None for report in reports)
+        replicas = {
+            report.replica_id: asdict(report.snapshot) | {"failure": report.failure}
+            for report in reports
+        }
+        return healthy, {"replicas": replicas}
+
+    async def summary(self) -> str:
+        """One line on what is served, for whoever started the cluster."""
+        engine = self._engine
+        count = len(await self._ask_all("report"))
+        fit = engine.kv_tokens // engine.max_model_len
+        return (
+            f"model {self._served_name}, {engine.device}, {engine.dtype}, "
+            f"{count} replica{'s' if count > 1 else ''}, each with a KV pool of "
+            f"{engine.num_blocks} blocks = {engine.kv_tokens} tokens ({engine.kv_dtype}), room "
+            f"for {fit} request{'' if fit == 1 else 's'} of max_model_len {engine.max_model_len}"
+        )
+
+    async def _ask_all(self, method: str) -> list[Any]:
+        try:
+            answers = await self._replicas.broadcast(method).results_async(
+                timeout_s=ANSWER_TIMEOUT_S, return_exceptions=True
+            )
+        except (TimeoutError, DeploymentUnavailableError):
+            return []
+        return [answer for answer in answers if not isinstance(answer, BaseException)]

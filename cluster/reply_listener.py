@@ -1,0 +1,137 @@
+"""Where replicas send the deltas of this ingress' requests."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+
+from cluster.openai.service import BackendError
+from replicas import wire
+from replicas.protocol import ReplyAddress, TokenDelta
+
+logger = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 5.0
+
+
+class Inbox:
+    """The deltas of one request that nobody has taken yet.
+
+    What piles up while the reader is busy comes out together, so that a slow moment makes
+    fewer, larger chunks instead of a backlog of small ones.
+    """
+
+    def __init__(self) -> None:
+        self._deltas: list[TokenDelta] = []
+        self._failure: BackendError | None = None
+        self._arrived = asyncio.Event()
+
+    def put(self, delta: TokenDelta) -> None:
+        self._deltas.append(delta)
+        self._arrived.set()
+
+    def fail(self, failure: BackendError) -> None:
+        """Let `take` raise `failure` once all that arrived has been taken."""
+        self._failure = failure
+        self._arrived.set()
+
+    async def take(self) -> list[TokenDelta]:
+        """All deltas that have arrived; waits for the first."""
+        await self._arrived.wait()
+        if not self._deltas:
+            assert self._failure is not None
+            raise self._failure
+        taken, self._deltas = self._deltas, []
+        if self._failure is None:
+            self._arrived.clear()
+        return taken
+
+
+class ReplyListener:
+    """A TCP server that sorts replicas' frames into the requests' inboxes.
+
+    Deltas of a request that nobody waits for are answered with an abort: whatever happened
+    to its cancellation on the way, a replica cannot go on generating for nobody.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._token = secrets.token_hex(16)
+        self._inboxes: dict[str, Inbox] = {}
+        self._sources: dict[str, asyncio.StreamWriter] = {}
+        self._server: asyncio.Server | None = None
+        self._address: ReplyAddress | None = None
+
+    @property
+    def address(self) -> ReplyAddress:
+        """What replicas connect to; raises RuntimeError before `start`."""
+        if self._address is None:
+            raise RuntimeError("the listener has not been started")
+        return self._address
+
+    async def start(self) -> None:
+        """Listen on a free port of the host."""
+        self._server = await asyncio.start_server(self._serve, self._host, 0)
+        port = self._server.sockets[0].getsockname()[1]
+        self._address = ReplyAddress(self._host, port, self._token)
+
+    def open(self, request_id: str) -> Inbox:
+        """Receive the deltas of a request from now on."""
+        inbox = self._inboxes[request_id] = Inbox()
+        return inbox
+
+    def close(self, request_id: str) -> None:
+        """Receive no more deltas of a request."""
+        self._inboxes.pop(request_id, None)
+        self._sources.pop(request_id, None)
+
+    def abort(self, request_id: str, choice: int | None) -> None:
+        """Tell the replica that serves the request to end it, or one of its choices."""
+        source = self._sources.get(request_id)
+        if source is not None and not source.is_closing():
+            source.write(wire.abort(request_id, choice))
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if not await self._is_replica(reader):
+                return
+            while (frame := await wire.read_frame(reader)) is not None:
+                if frame[0] == wire.DELTAS:
+                    self._sort(wire.unpack_deltas(frame[1]), writer)
+        except (wire.FrameError, TimeoutError) as error:
+            logger.warning("dropped a connection: %r", error)
+        finally:
+            writer.close()
+            self._fail_requests_of(writer)
+
+    async def _is_replica(self, reader: asyncio.StreamReader) -> bool:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            frame = await wire.read_frame(reader, wire.MAX_HELLO_BYTES)
+        if frame is not None and len(frame) == 2 and frame[0] == wire.HELLO:
+            if hmac.compare_digest(str(frame[1]), self._token):
+                return True
+        logger.warning("dropped a connection that did not show this ingress' token")
+        return False
+
+    def _sort(self, deltas: list[TokenDelta], writer: asyncio.StreamWriter) -> None:
+        orphans = set()
+        for delta in deltas:
+            inbox = self._inboxes.get(delta.request_id)
+            if inbox is not None:
+                self._sources[delta.request_id] = writer
+                inbox.put(delta)
+            elif delta.finish_reason is None:
+                orphans.add(delta.request_id)
+        for request_id in orphans:
+            writer.write(wire.abort(request_id, None))
+
+    def _fail_requests_of(self, writer: asyncio.StreamWriter) -> None:
+        for request_id, source in list(self._sources.items()):
+            if source is writer:
+                self._inboxes[request_id].fail(BackendError("the replica's connection ended"))

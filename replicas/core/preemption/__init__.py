@@ -1,0 +1,1 @@
+"""Victim policies, one a file: who gives way when blocks run short."""

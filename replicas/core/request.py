@@ -1,0 +1,115 @@
+"""A request and its choices. A choice is the unit of scheduling, blocks and preemption."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from replicas.core.sampling_params import SamplingParams
+from replicas.protocol import GenerateRequest, Receipt, TokenLogprobs
+
+ChoiceKey = tuple[str, int]
+"""(request id, choice index)."""
+
+Rank = tuple[int, int, int]
+"""(class, arrival number, choice index): lower is served first and preempted last."""
+
+
+class ChoiceState(Enum):
+    """Where a choice is. PENDING: its request's prompt is still being prefilled by the leader."""
+
+    PENDING = auto()
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class Choice:
+    """A list of token ids and a count of computed ones that chases it.
+
+    First prefill, a chunk, a prefix hit, decode and resuming after a preemption are one
+    case: tokens `num_computed_tokens .. num_known_tokens` are still to be computed.
+    Token history is append-only and survives every preemption; blocks do not.
+    """
+
+    def __init__(self, request: Request, index: int, rank: Rank) -> None:
+        self.request = request
+        self.index = index
+        self.rank = rank
+        self.key: ChoiceKey = (request.id, index)
+        self.state = ChoiceState.PENDING
+        self.epoch = 0
+        """Counts preemptions: results of an older epoch are dropped."""
+        self.output_token_ids: list[int] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """For prompt tokens 1, 2, ... as far as they are known."""
+
+        self.num_computed_tokens = 0
+        self.blocks: list[int] = []
+        self.block_hashes: list[bytes] = []
+        """Digests of the known tokens' full blocks, extended when needed."""
+        self.num_published_blocks = 0
+
+        self.progress = 0
+        """Tokens produced since the last admission."""
+        self.high_water = 0
+        """The most tokens ever computed: below it, computing is recomputing."""
+        self.cached_tokens = 0
+        self.recomputed_tokens = 0
+        self.stall_s = 0.0
+        self.preempted_at: float | None = None
+        self.scheduled_at: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.data.sampling
+
+    @property
+    def num_known_tokens(self) -> int:
+        return self.request.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Known tokens that are still to be computed."""
+        return self.num_known_tokens - self.num_computed_tokens
+
+    def tokens(self, start: int, stop: int) -> Sequence[int]:
+        """Known token ids of positions start..stop."""
+        prompt = self.request.data.prompt_token_ids
+        if stop <= len(prompt):
+            return prompt[start:stop]
+        outputs = self.output_token_ids[max(0, start - len(prompt)) : stop - len(prompt)]
+        return [*prompt[start:], *outputs]
+
+    def receipt(self) -> Receipt:
+        """What serving this choice took so far."""
+        waited = 0.0 if self.scheduled_at is None else self.scheduled_at - self.request.arrived_at
+        return Receipt(
+            cached_tokens=self.cached_tokens,
+            preemptions=self.epoch,
+            recomputed_tokens=self.recomputed_tokens,
+            stall_s=self.stall_s,
+            queue_s=waited,
+        )
+
+
+class Request:
+    """A client's prompt; groups the output of its `n` choices.
+
+    Until the prompt has been prefilled once, only the leader (the first unfinished choice)
+    is scheduled; then all choices draw their first token from the same logits.
+    """
+
+    def __init__(self, data: GenerateRequest, *, rank: tuple[int, int], arrived_at: float) -> None:
+        self.data = data
+        self.id = data.request_id
+        self.num_prompt_tokens = len(data.prompt_token_ids)
+        self.arrived_at = arrived_at
+        self.forked = data.n == 1
+        self.choices = [Choice(self, index, (*rank, index)) for index in range(data.n)]
+
+    def live_choices(self) -> list[Choice]:
+        """The choices that have not finished."""
+        return [c for c in self.choices if c.state is not ChoiceState.FINISHED]

@@ -1,0 +1,283 @@
+"""Which tokens the next step computes: one token budget for prefill, decode and resuming."""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+from replicas.core.kv_manager import BlockCopy, KVManager
+from replicas.core.preemption.policy import PreemptionPolicy
+from replicas.core.request import Choice, ChoiceKey, ChoiceState, Request
+from replicas.core.scheduler_output import Draw, ScheduledChoice, SchedulerOutput
+from replicas.core.scheduler_stats import SchedulerStats
+from replicas.protocol import GenerateRequest
+
+
+class RequestRefusedError(ValueError):
+    """The request can never be served by this replica; the message names the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of one step and of one choice."""
+
+    max_num_seqs: int
+    """Choices that run at once."""
+    max_num_batched_tokens: int
+    """Tokens one step computes at the most."""
+    max_model_len: int
+    """Prompt and output tokens of one choice at the most."""
+    by_priority: bool = False
+    """Order by the request's priority before its arrival."""
+    min_progress_tokens: int = 8
+    """Tokens a resumed choice produces before it can be preempted again."""
+    watermark: float = 0.01
+    """Share of the pool that admission leaves free for the running choices to grow into."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step while it is being put together."""
+
+    budget: int
+    tokens: dict[Choice, int] = field(default_factory=dict)
+    copies: dict[Choice, BlockCopy] = field(default_factory=dict)
+    num_preempted: int = 0
+
+    def add(self, choice: Choice, num_tokens: int, copy: BlockCopy | None = None) -> None:
+        self.tokens[choice] = num_tokens
+        self.budget -= num_tokens
+        if copy is not None:
+            self.copies[choice] = copy
+
+    def drop(self, choice: Choice) -> None:
+        self.budget += self.tokens.pop(choice, 0)
+        self.copies.pop(choice, None)
+
+
+class Scheduler:
+    """Owns the queue and the running set; the engine thread is its only caller.
+
+    Admission gives a choice blocks for its whole known history, so only growth by decoding
+    can run out of blocks. Then somebody is preempted: blocks go back, history stays, and
+    the choice waits at its old place to be resumed like any other prefix. The leader (the
+    best-ranked running choice) may preempt anyone and is preempted by nobody, hence
+    something always makes progress.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, kv: KVManager, policy: PreemptionPolicy
+    ) -> None:
+        self.config = config
+        self.kv = kv
+        self.stats = SchedulerStats()
+        self.requests: dict[str, Request] = {}
+        self.running: list[Choice] = []
+        self.waiting: list[Choice] = []
+        self._policy = policy
+        self._arrivals = 0
+        self._reserve = int(config.watermark * kv.pool.num_blocks)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def add(self, data: GenerateRequest, now: float) -> None:
+        """Queue a request; raises RequestRefusedError where it can never be served."""
+        self._check(data)
+        self._arrivals += 1
+        priority = data.priority if self.config.by_priority else 0
+        request = Request(data, rank=(priority, self._arrivals), arrived_at=now)
+        self.requests[request.id] = request
+        self.enqueue(request.choices[0])
+
+    def schedule(self, now: float) -> SchedulerOutput:
+        """Put the next step together: running choices first, then waiting ones."""
+        step = _Step(self.config.max_num_batched_tokens)
+        self._schedule_running(step, now)
+        if not step.num_preempted:
+            self._schedule_waiting(step, now)
+        return SchedulerOutput(
+            scheduled=tuple(self._item(choice, count) for choice, count in step.tokens.items()),
+            block_copies=tuple(step.copies.values()),
+            num_preempted=step.num_preempted,
+        )
+
+    def find(self, key: ChoiceKey, epoch: int) -> Choice | None:
+        """The running choice a result of `epoch` belongs to; None where it is stale."""
+        request = self.requests.get(key[0])
+        if request is None:
+            return None
+        choice = request.choices[key[1]]
+        current = choice.state is ChoiceState.RUNNING and choice.epoch == epoch
+        return choice if current else None
+
+    def enqueue(self, choice: Choice) -> None:
+        """Let a choice wait at the place its rank gives it."""
+        choice.state = ChoiceState.WAITING
+        insort(self.waiting, choice, key=lambda c: c.rank)
+
+    def start(self, choice: Choice) -> None:
+        """Let a choice that has its blocks run."""
+        choice.state = ChoiceState.RUNNING
+        choice.progress = 0
+        insort(self.running, choice, key=lambda c: c.rank)
+
+    def finish(self, choice: Choice) -> None:
+        """End a choice in whatever state it is; its blocks go back. Idempotent."""
+        if choice.state is ChoiceState.FINISHED:
+            return
+        if choice.state is ChoiceState.RUNNING:
+            self.running.remove(choice)
+        elif choice.state is ChoiceState.WAITING:
+            self.waiting.remove(choice)
+        self.kv.release(choice)
+        choice.state = ChoiceState.FINISHED
+        live = choice.request.live_choices()
+        if not live:
+            self.requests.pop(choice.request.id, None)
+        elif not choice.request.forked and live[0].state is ChoiceState.PENDING:
+            self.enqueue(live[0])  # the leader went before the prompt was done
+
+    def abort(self, request_id: str, index: int | None = None) -> list[Choice]:
+        """End one choice, or all of a request; unknown ones are fine. Returns the ended."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return []
+        ended = [c for c in request.live_choices() if index is None or c.index == index]
+        # The leader last: its end would promote a choice that is about to end as well.
+        for choice in reversed(ended):
+            self.finish(choice)
+        return ended
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where blocks, queues and states disagree."""
+        live = [c for request in self.requests.values() for c in request.live_choices()]
+        self.kv.check_integrity(live)
+        for state, queue in (
+            (ChoiceState.RUNNING, self.running),
+            (ChoiceState.WAITING, self.waiting),
+        ):
+            if sorted(c.key for c in queue) != sorted(c.key for c in live if c.state is state):
+                raise AssertionError(f"the {state.name} choices are not those in the queue")
+        if any(c.blocks for c in live if c.state is not ChoiceState.RUNNING):
+            raise AssertionError("a choice that does not run holds blocks")
+
+    def _check(self, data: GenerateRequest) -> None:
+        length, pool = len(data.prompt_token_ids), self.kv.capacity_tokens
+        if length < 1:
+            raise RequestRefusedError("the prompt is empty")
+        if length + 1 > pool:
+            raise RequestRefusedError(
+                f"the prompt's {length} tokens and one more do not fit the KV pool of {pool} tokens"
+            )
+        if length + 1 > self.config.max_model_len:
+            raise RequestRefusedError(
+                f"the prompt's {length} tokens leave no room for output within max_model_len "
+                f"{self.config.max_model_len}"
+            )
+        if data.request_id in self.requests:
+            raise RequestRefusedError(f"request id {data.request_id!r} is in use")
+
+    def _schedule_running(self, step: _Step, now: float) -> None:
+        # Decoding choices first: a long prefill must not take the budget of those who stream.
+        for decoding in (True, False):
+            for choice in list(self.running):
+                if step.budget < 1:
+                    return
+                if choice.state is not ChoiceState.RUNNING or choice in step.tokens:
+                    continue
+                if (choice.num_remaining_tokens == 1) is decoding:
+                    self._schedule_choice(step, choice, now)
+
+    def _schedule_choice(self, step: _Step, choice: Choice, now: float) -> None:
+        num_tokens = min(choice.num_remaining_tokens, step.budget)
+        while self.kv.missing_blocks(choice, num_tokens) > self.kv.pool.num_free:
+            victim = self._victim(choice)
+            if victim is None:
+                return
+            step.drop(victim)
+            step.num_preempted += 1
+            self._preempt(victim, now)
+            if victim is choice:
+                return
+        step.add(choice, num_tokens, self.kv.grow(choice, num_tokens))
+
+    def _victim(self, needy: Choice) -> Choice | None:
+        """Who gives way to `needy`; None where it must stand still for this step."""
+        if needy is self.running[0]:
+            candidates = self.running[1:]
+        else:
+            candidates = [
+                c
+                for c in self.running
+                if c.rank >= needy.rank
+                and (c.epoch == 0 or c.progress >= self.config.min_progress_tokens)
+            ]
+        return self._policy.choose(candidates) if candidates else None
+
+    def _preempt(self, choice: Choice, now: float) -> None:
+        self.running.remove(choice)
+        self.kv.release(choice)
+        choice.epoch += 1
+        choice.preempted_at = now
+        self.stats.preemptions += 1
+        self.enqueue(choice)
+
+    def _schedule_waiting(self, step: _Step, now: float) -> None:
+        while self.waiting and step.budget > 0 and len(self.running) < self.config.max_num_seqs:
+            choice = self.waiting[0]
+            # Strictly in order: passing over the head would starve long prompts.
+            if not self.kv.admit(choice, self._reserve if self.running else 0):
+                return
+            del self.waiting[0]
+            self.start(choice)
+            self._note_admission(choice, now)
+            step.add(choice, min(choice.num_remaining_tokens, step.budget))
+
+    def _note_admission(self, choice: Choice, now: float) -> None:
+        if choice.preempted_at is not None:
+            choice.stall_s += now - choice.preempted_at
+            choice.preempted_at = None
+        if choice.scheduled_at is not None:
+            return
+        choice.scheduled_at = now
+        if choice.index == 0 and self.kv.caching and choice.sampling.prompt_logprobs is None:
+            # Only what a request finds when it first comes counts: a resumed one finds itself.
+            choice.cached_tokens = choice.num_computed_tokens
+            self.stats.prefix_cache_queries += choice.request.num_prompt_tokens
+            self.stats.prefix_cache_hits += choice.num_computed_tokens
+
+    def _item(self, choice: Choice, num_tokens: int) -> ScheduledChoice:
+        start = choice.num_computed_tokens
+        stop = start + num_tokens
+        request, sampling = choice.request, choice.sampling
+        draws: tuple[Draw, ...] = ()
+        if stop == choice.num_known_tokens:
+            drawing = [choice] if request.forked else request.live_choices()
+            draws = tuple(_draw(c) for c in drawing)
+        positions = None
+        if sampling.prompt_logprobs is not None and choice.index == 0:
+            first = max(start, len(choice.prompt_logprobs))
+            last = min(stop, request.num_prompt_tokens - 1)
+            positions = (first, last) if first < last else None
+        return ScheduledChoice(
+            key=choice.key,
+            epoch=choice.epoch,
+            start=start,
+            token_ids=choice.tokens(start, stop),
+            blocks=tuple(choice.blocks),
+            sampling=sampling,
+            prompt_token_ids=request.data.prompt_token_ids,
+            draws=draws,
+            prompt_logprobs=positions,
+        )
+
+
+def _draw(choice: Choice) -> Draw:
+    history = choice.output_token_ids
+    return Draw(
+        key=choice.key,
+        output_index=len(history),
+        output_token_ids=tuple(history) if choice.sampling.needs_history else (),
+    )

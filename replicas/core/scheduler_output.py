@@ -1,0 +1,95 @@
+"""What one step is to do, as one frozen value; and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from replicas.core.request import ChoiceKey
+from replicas.core.sampling_params import SamplingParams
+from replicas.protocol import FinishReason, TokenDelta, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token to be drawn from the logits of a scheduled choice's last token."""
+
+    key: ChoiceKey
+    output_index: int
+    output_token_ids: Sequence[int]
+    """The history so far; empty unless the sampling parameters need it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledChoice:
+    """Tokens of one choice to be computed in this step."""
+
+    key: ChoiceKey
+    epoch: int
+    start: int
+    """Position of the first token to compute."""
+    token_ids: Sequence[int]
+    blocks: tuple[int, ...]
+    """The choice's block table; covers start + len(token_ids) tokens."""
+    sampling: SamplingParams
+    prompt_token_ids: Sequence[int]
+    draws: tuple[Draw, ...] = ()
+    """Empty while known tokens remain; several where choices fork off the prompt."""
+    prompt_logprobs: tuple[int, int] | None = None
+    """Positions start..stop whose logits give the prompt's next tokens their logprobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step: copy `block_copies`, then compute `scheduled`."""
+
+    scheduled: tuple[ScheduledChoice, ...]
+    block_copies: tuple[tuple[int, int], ...]
+    """(source, destination) block ids, all to be copied before anything is written."""
+    num_preempted: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(item.token_ids) for item in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """The outcome of one Draw."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the model runner made of a SchedulerOutput."""
+
+    sampled: dict[ChoiceKey, SampledToken]
+    prompt_logprobs: dict[ChoiceKey, tuple[TokenLogprobs, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedChoice:
+    """The times of one ended choice, seconds."""
+
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_output_tokens: int
+    max_tokens: int
+    preemptions: int
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    e2e_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step changed: deltas for clients, times for metrics."""
+
+    deltas: tuple[TokenDelta, ...]
+    finished: tuple[FinishedChoice, ...]
+    first_token_s: tuple[float, ...]
+    """Time to first token, one a request."""
+    inter_token_s: tuple[float, ...]

@@ -1,0 +1,144 @@
+"""The Serve deployment of one replica: an engine, its health, its replies."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from prometheus_client.metrics_core import Metric
+from ray import serve
+
+from replicas.config import EngineConfig
+from replicas.core.scheduler_output import StepOutcome
+from replicas.core.scheduler_stats import SchedulerStats
+from replicas.engine.async_engine import AsyncEngine
+from replicas.engine.engine import Engine
+from replicas.metrics import EngineMetrics
+from replicas.models import loader, sources
+from replicas.protocol import (
+    FinishReason,
+    GenerateRequest,
+    ReplicaReport,
+    ReplicaSnapshot,
+    ReplyAddress,
+    TokenDelta,
+)
+from replicas.reply_channel import ReplyChannel, ReplyChannels
+
+STEP_PATIENCE_S = 120.0
+"""A step that takes longer makes the replica unhealthy: far above any real one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """What a replica is built from; plain values that travel."""
+
+    source: str
+    revision: str | None
+    dtype: str
+    device: str
+    threads: int
+    served_name: str
+    engine: EngineConfig
+
+
+class _Active:
+    """A request being served."""
+
+    def __init__(self, channel: ReplyChannel, choices: int) -> None:
+        self.channel = channel
+        self.open_choices = set(range(choices))
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end(self, delta: TokenDelta) -> None:
+        """Take note of a choice's last delta; an error ends the whole request."""
+        if delta.finish_reason is FinishReason.ERROR:
+            self.open_choices.clear()
+        self.open_choices.discard(delta.choice)
+        if not self.open_choices and not self.done.done():
+            self.done.set_result(None)
+
+
+class Replica:
+    """Serves GenerateRequests; their deltas go to the ingress' listener, a frame a step.
+
+    The Serve call of a request lasts as long as the request: Serve counts it, routes by it,
+    and its cancellation is the request's.
+    """
+
+    async def __init__(self, settings: ReplicaSettings) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._id = serve.get_replica_context().replica_id.unique_id
+        self._active: dict[str, _Active] = {}
+        self._engine = AsyncEngine(functools.partial(build_engine, settings), self._deliver)
+        self._channels = ReplyChannels(self._engine.abort, self._lose_channel)
+        self._snapshot = ReplicaSnapshot(0, 0, 0, 0, 0)
+        self._info = await self._engine.start()
+        self._metrics = EngineMetrics(settings.served_name, self._id, self._info)
+
+    async def generate(self, request: GenerateRequest, reply_to: ReplyAddress) -> None:
+        """Serve a request to its end; cancelling ends it early."""
+        channel = await self._channels.get(reply_to)
+        active = self._active[request.request_id] = _Active(channel, request.n)
+        self._engine.submit(request)
+        try:
+            await active.done
+        finally:
+            del self._active[request.request_id]
+            if active.open_choices:
+                self._engine.abort(request.request_id)
+
+    async def report(self) -> ReplicaReport:
+        """What this replica is and does."""
+        failure = self._engine.failure(STEP_PATIENCE_S)
+        return ReplicaReport(self._id, self._info, self._snapshot, failure)
+
+    async def metrics(self) -> list[Metric]:
+        """Prometheus families; never waits for the engine."""
+        return self._metrics.collect()
+
+    async def check_health(self) -> None:
+        """Serve's health check: progress of the engine, not a ping."""
+        failure = self._engine.failure(STEP_PATIENCE_S)
+        if failure is not None:
+            raise RuntimeError(failure)
+
+    def _deliver(self, outcome: StepOutcome, engine: Engine) -> None:
+        """On the engine's thread: one hand-over a step."""
+        stats = copy.copy(engine.stats)
+        stats.finished = dict(stats.finished)
+        self._loop.call_soon_threadsafe(self._take_in, outcome, engine.snapshot(), stats)
+
+    def _take_in(
+        self, outcome: StepOutcome, snapshot: ReplicaSnapshot, stats: SchedulerStats
+    ) -> None:
+        self._snapshot = snapshot
+        frames: dict[ReplyChannel, list[TokenDelta]] = defaultdict(list)
+        for delta in outcome.deltas:
+            active = self._active.get(delta.request_id)
+            if active is not None:
+                frames[active.channel].append(delta)
+        for channel, deltas in frames.items():
+            channel.send(deltas)
+            for delta in deltas:
+                if delta.finish_reason is not None:
+                    self._active[delta.request_id].end(delta)
+        self._metrics.observe(outcome, snapshot, stats)
+
+    def _lose_channel(self, channel: ReplyChannel) -> None:
+        for active in self._active.values():
+            if active.channel is channel and not active.done.done():
+                active.done.set_exception(ConnectionError("the ingress' connection ended"))
+
+
+def build_engine(settings: ReplicaSettings) -> Engine:
+    """Load the model and build its engine, on the thread that will run it."""
+    torch.set_num_threads(settings.threads)
+    folder: Path = sources.resolve(settings.source, settings.revision)
+    model = loader.load(folder, settings.dtype, settings.device)
+    return Engine(settings.engine, model, settings.device)

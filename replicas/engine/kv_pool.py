@@ -1,0 +1,63 @@
+"""The KV pool's memory and its layout, which differs by device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from replicas.models.spec import ModelSpec
+
+RESERVED_BLOCKS = 1
+"""Block 0 is zero, never written and never handed out."""
+
+
+def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers: layers x (K, V) x kv_heads x block_size x head_dim."""
+    return spec.num_layers * 2 * spec.kv_heads * block_size * spec.head_dim * dtype.itemsize
+
+
+class KVPool:
+    """Blocks 0..num_blocks of K and V for all layers.
+
+    CUDA: `[num_blocks + 1, layers, 2, kv_heads, block_size, head_dim]`, a block is one extent,
+    so that moving one is one copy. CPU: `[layers, 2, num_blocks + 1, kv_heads, block_size,
+    head_dim]`, a layer's blocks are contiguous, so that attention multiplies with them in
+    place. Unused slots are finite, as 0 x NaN would be NaN there.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: str,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.dtype = dtype
+        self.block_bytes = block_bytes(spec, block_size, dtype)
+        block = (spec.kv_heads, block_size, spec.head_dim)
+        blocks = num_blocks + RESERVED_BLOCKS
+        # empty + zero_ touches every page now: a lazy pool would run out of memory in mid-stream.
+        if device == "cpu":
+            memory = torch.empty((spec.num_layers, 2, blocks, *block), dtype=dtype).zero_()
+            self._by_layer = memory
+        else:
+            memory = torch.empty((blocks, spec.num_layers, 2, *block), dtype=dtype, device=device)
+            self._by_layer = memory.zero_().permute(1, 2, 0, 3, 4, 5)
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """(key blocks, value blocks), each [num_blocks + 1, kv_heads, block_size, head_dim]."""
+        return self._by_layer[index, 0], self._by_layer[index, 1]
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks (source, destination) over all layers; all are read before any is written."""
+        if not pairs:
+            return
+        device = self._by_layer.device
+        sources, targets = torch.tensor(pairs, dtype=torch.int64, device=device).unbind(1)
+        self._by_layer[:, :, targets] = self._by_layer[:, :, sources]

@@ -1,0 +1,123 @@
+"""Frames between a replica and an ingress: length-prefixed msgpack, no pickle.
+
+A frame is a 4-byte big-endian length and a msgpack list whose first item is its kind. One
+`deltas` frame carries all that an engine step means to one ingress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from replicas.protocol import FinishReason, Receipt, TokenDelta, TokenLogprobs
+
+MAX_FRAME_BYTES = 64 * 2**20
+MAX_HELLO_BYTES = 1024
+"""Nobody who has not shown the token gets more memory than this."""
+
+_LENGTH = struct.Struct(">I")
+
+HELLO = "hello"
+DELTAS = "deltas"
+ABORT = "abort"
+
+
+class FrameError(ValueError):
+    """The peer sent something that is no frame of ours."""
+
+
+def hello(token: str) -> bytes:
+    """Replica to ingress, first: who it is."""
+    return _frame([HELLO, token])
+
+
+def abort(request_id: str, choice: int | None) -> bytes:
+    """Ingress to replica: end a request (choice None), or one of its choices."""
+    return _frame([ABORT, request_id, choice])
+
+
+def deltas(items: Sequence[TokenDelta]) -> bytes:
+    """Replica to ingress: what one step brought."""
+    return _frame([DELTAS, [_pack_delta(item) for item in items]])
+
+
+async def read_frame(
+    reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTES
+) -> list[Any] | None:
+    """The next frame's list; None at the end of the stream.
+
+    Raises:
+        FrameError: over `limit` bytes, or not a list that begins with a kind.
+    """
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        if length > limit:
+            raise FrameError(f"a frame of {length} bytes exceeds {limit}")
+        body = await reader.readexactly(length)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    try:
+        frame = msgpack.unpackb(body, use_list=False)
+    except ValueError as error:
+        raise FrameError(f"not msgpack: {error}") from error
+    if not isinstance(frame, tuple) or not frame or not isinstance(frame[0], str):
+        raise FrameError("a frame must be a list that begins with its kind")
+    return list(frame)
+
+
+def unpack_deltas(items: Sequence[Sequence[Any]]) -> list[TokenDelta]:
+    """The deltas of a DELTAS frame."""
+    return [_unpack_delta(item) for item in items]
+
+
+def _frame(content: list[Any]) -> bytes:
+    body = msgpack.packb(content)
+    return _LENGTH.pack(len(body)) + body
+
+
+def _pack_delta(delta: TokenDelta) -> tuple[Any, ...]:
+    receipt = delta.receipt
+    return (
+        delta.request_id,
+        delta.choice,
+        delta.token_ids,
+        [_pack_logprobs(item) for item in delta.logprobs],
+        None
+        if delta.prompt_logprobs is None
+        else [_pack_logprobs(item) for item in delta.prompt_logprobs],
+        delta.finish_reason,
+        delta.stop_token_id,
+        None
+        if receipt is None
+        else (
+            receipt.cached_tokens,
+            receipt.preemptions,
+            receipt.recomputed_tokens,
+            receipt.stall_s,
+            receipt.queue_s,
+        ),
+        delta.error,
+    )
+
+
+def _unpack_delta(item: Sequence[Any]) -> TokenDelta:
+    request_id, choice, token_ids, logprobs, prompt, finish, stop, receipt, error = item
+    return TokenDelta(
+        request_id=request_id,
+        choice=choice,
+        token_ids=token_ids,
+        logprobs=tuple(TokenLogprobs(*entry) for entry in logprobs),
+        prompt_logprobs=None if prompt is None else tuple(TokenLogprobs(*e) for e in prompt),
+        finish_reason=None if finish is None else FinishReason(finish),
+        stop_token_id=stop,
+        receipt=None if receipt is None else Receipt(*receipt),
+        error=error,
+    )
+
+
+def _pack_logprobs(entry: TokenLogprobs) -> tuple[Any, ...]:
+    return entry.logprob, entry.rank, entry.top
