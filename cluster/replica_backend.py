@@ -15,7 +15,6 @@ from cluster.openai.service import BackendError, QueueFull
 from cluster.reply_listener import Inbox, ReplyListener
 from replicas.protocol import FinishReason, GenerateRequest, TokenDelta
 
-
 logger = logging.getLogger(__name__)
 
 LAST_DELTA_GRACE_S = 10.0

@@ -113,9 +113,9 @@ class ReplyListener:
     async def _is_replica(self, reader: asyncio.StreamReader) -> bool:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             frame = await wire.read_frame(reader, wire.MAX_HELLO_BYTES)
-        if frame is not None and len(frame) == 2 and frame[0] == wire.HELLO:
-            if hmac.compare_digest(str(frame[1]), self._token):
-                return True
+        greeted = frame is not None and len(frame) == 2 and frame[0] == wire.HELLO
+        if greeted and frame is not None and hmac.compare_digest(str(frame[1]), self._token):
+            return True
         logger.warning("dropped a connection that did not show this ingress' token")
         return False
 

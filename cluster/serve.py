@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import sys
@@ -44,18 +45,19 @@ def run(config_path: Path, host: str | None, port: int | None) -> int:
     except ValueError as error:
         raise ConfigError([str(error)]) from error
 
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: stop.set())
     _say(f"starting Ray and {config.model.source} ...")
     local = http["host"] in ("127.0.0.1", "localhost")
     ray.init(
         address="local",
         namespace="serve",
         include_dashboard=False,
+        logging_level=logging.WARNING,
         log_to_driver=False,
         **({"_node_ip_address": "127.0.0.1"} if local else {}),
     )
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):  # after ray.init, which sets its own
+        signal.signal(number, lambda _number, _frame: stop.set())
     try:
         return _serve(ServeDeploySchema.model_validate(document), stop)
     finally:

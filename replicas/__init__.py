@@ -1,1 +1,1 @@
-"""A replica: one engine on one device, its Serve deployment, and the protocol others speak to it."""
+"""A replica: one engine on one device, its Serve deployment, and the protocol it speaks."""

@@ -42,14 +42,15 @@ class EngineMetrics:
         self._stats = SchedulerStats()
         lengths = _one_two_five(info.max_model_len)
         self._first_token = self._histogram(
-            "time_to_first_token_seconds", "From a request's arrival to its first token",
+            "time_to_first_token_seconds",
+            "From a request's arrival to its first token",
             _FIRST_TOKEN_S,
         )
         self._inter_token = self._histogram(
             "inter_token_latency_seconds", "Between two tokens of a choice", _TOKEN_S
         )
         self._per_token = self._histogram(
-            "request_time_per_output_token_seconds", "Mean time of a choice's later tokens", _TOKEN_S
+            "request_time_per_output_token_seconds", "Mean over a choice's later tokens", _TOKEN_S
         )
         self._e2e = self._histogram(
             "e2e_request_latency_seconds", "From arrival to the last token", _REQUEST_S
@@ -58,11 +59,13 @@ class EngineMetrics:
             "request_queue_time_seconds", "From arrival to the first computed token", _REQUEST_S
         )
         self._inference = self._histogram(
-            "request_inference_time_seconds", "From the first computed to the last token",
+            "request_inference_time_seconds",
+            "From the first computed to the last token",
             _REQUEST_S,
         )
         self._prefill = self._histogram(
-            "request_prefill_time_seconds", "From the first computed to the first new token",
+            "request_prefill_time_seconds",
+            "From the first computed to the first new token",
             _REQUEST_S,
         )
         self._decode = self._histogram(
@@ -121,7 +124,7 @@ class EngineMetrics:
         for name, text, value in (
             ("num_requests_running", "Choices that hold KV blocks", snapshot.running),
             ("num_requests_waiting", "Choices that wait for room", snapshot.waiting),
-            ("kv_cache_usage_perc", "Used share of the KV pool, 0-1", snapshot.used_blocks / blocks),
+            ("kv_cache_usage_perc", "Used share of the pool, 0-1", snapshot.used_blocks / blocks),
         ):
             gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS)
             gauge.add_metric(self._labels, value)

@@ -41,7 +41,7 @@ class AsyncEngine:
         self._inbox: deque[GenerateRequest | _Abort] = deque()
         self._wake = threading.Event()
         self._stopping = False
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
@@ -83,7 +83,7 @@ class AsyncEngine:
     def _main(self) -> None:
         try:
             engine = self._build()
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, `start` raises it
             self._loop.call_soon_threadsafe(self._ready.set_exception, error)
             return
         self._loop.call_soon_threadsafe(self._ready.set_result, engine.info)

@@ -48,7 +48,8 @@ def read(data: bytes, limit: int = wire.MAX_FRAME_BYTES) -> list[object] | None:
 @given(st.lists(deltas, max_size=3))
 def test_deltas_survive_the_trip(items: list[TokenDelta]) -> None:
     frame = read(wire.deltas(items))
-    assert frame is not None and frame[0] == wire.DELTAS
+    assert frame is not None
+    assert frame[0] == wire.DELTAS
     assert wire.unpack_deltas(frame[1]) == items  # type: ignore[arg-type]
 
 

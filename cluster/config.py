@@ -1,0 +1,149 @@
+"""What a Quire cluster may be told, and the only place that reads the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from cluster.config_errors import ConfigError
+from replicas.config import EngineConfig
+
+_PREFIX = "QUIRE_"
+_SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)$")
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
+
+Auto = Literal["auto"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
+
+
+class ModelConfig(_Section):
+    """Which model is served, and how its weights are held."""
+
+    source: Annotated[str, Field(min_length=1)] = "embedded"
+    """`embedded` (SmolLM2-135M-Instruct), a Hugging Face id, a local folder or a .gguf file."""
+    revision: Annotated[str, Field(min_length=1)] | None = None
+    """Branch, tag or commit of a Hugging Face id; null takes its default branch."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Element type of the weights; auto is bfloat16 where the machine is fast at it."""
+    served_name: Annotated[str, Field(min_length=1)] | None = None
+    """The `model` clients ask for; null takes `source`."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where replicas run; auto takes GPUs where the cluster has some."""
+
+
+class RouterConfig(_Section):
+    """How requests are placed on replicas."""
+
+    policy: Literal["round_robin", "least_loaded", "prefix_aware"] = "prefix_aware"
+    """prefix_aware prefers the replica that holds the prompt's KV, waiting time considered."""
+
+
+class ReplicasConfig(_Section):
+    """How many replicas there are and what of a machine each takes."""
+
+    count: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
+    """Replicas; auto is one a GPU, or on CPU two (one where there is a single core)."""
+    threads: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
+    """Compute threads of each replica; auto shares the cores out evenly."""
+    cpus_per_replica: Annotated[float, Field(ge=0.0, le=1024.0)] = 0.0
+    """Cores that Ray reserves for each replica. 0 by default: a reservation does not bound
+    what a replica uses (`threads` does), and on two cores two replicas with a core each
+    would leave none for anything else in the cluster. Where replicas spread over several
+    machines, set it to the value of `threads`."""
+
+
+class LimitsConfig(_Section):
+    """What an ingress accepts before it refuses."""
+
+    max_queued_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    """Requests that may be in work or waiting at one ingress; the next one gets 503 with
+    Retry-After."""
+    max_body_mib: Annotated[float, Field(gt=0.0, le=1024.0)] = 8.0
+    """MiB of a request's body; a larger one gets 413."""
+    max_batch_prompts: Annotated[int, Field(ge=1, le=4096)] = 256
+    """Prompts in one completion request."""
+    max_choices: Annotated[int, Field(ge=1, le=65536)] = 2048
+    """Choices in one request: its prompts times `n`."""
+
+
+class ClusterConfig(_Section):
+    """Everything under `args:` of a Serve config whose import_path is `cluster.app:build`."""
+
+    model: ModelConfig = ModelConfig()
+    """Which model is served."""
+    engine: EngineConfig = EngineConfig()
+    """Sizes, policies and memory of each replica's engine."""
+    router: RouterConfig = RouterConfig()
+    """The policy that places requests on replicas."""
+    replicas: ReplicasConfig = ReplicasConfig()
+    """How many replicas there are."""
+    limits: LimitsConfig = LimitsConfig()
+    """What an ingress accepts."""
+
+    def to_yaml(self) -> str:
+        """Every option as it is in effect, defaults filled in."""
+        return yaml.safe_dump(self.model_dump(), sort_keys=False)
+
+
+def resolve_device(config: ClusterConfig, gpus: int) -> Literal["cpu", "cuda"]:
+    """The device replicas run on, in a cluster with `gpus` GPUs."""
+    if config.model.device == "auto":
+        return "cuda" if gpus else "cpu"
+    return config.model.device
+
+
+def resolve_replicas(config: ClusterConfig, cores: int, gpus: int) -> tuple[int, int]:
+    """(replicas, threads of each) for a cluster with `cores` CPU cores and `gpus` GPUs.
+
+    Raises:
+        ConfigError: the replicas are to run on GPUs, their count is auto, and there is no GPU.
+    """
+    count, threads = _replica_count(config, cores, gpus), config.replicas.threads
+    even_share = max(1, cores // count)
+    return count, even_share if threads == "auto" else threads
+
+
+def _replica_count(config: ClusterConfig, cores: int, gpus: int) -> int:
+    count, threads = config.replicas.count, config.replicas.threads
+    if count != "auto":
+        return count
+    if resolve_device(config, gpus) == "cpu":
+        return max(1, min(2, cores if threads == "auto" else cores // threads))
+    if gpus:
+        return gpus
+    raise ConfigError(["model.device: 'cuda', but the cluster has no GPU; allowed here: 'cpu'"])
+
+
+def check_environment(environ: Mapping[str, str] | None = None) -> None:
+    """Refuse variables that look like Quire's: it has none, so each is a mistake.
+
+    Args:
+        environ: name to value; None takes the process' environment.
+
+    Raises:
+        ConfigError: a variable's name begins with QUIRE_. Those that Kubernetes sets for a
+            Service whose name begins with `quire` are let through.
+    """
+    variables = os.environ if environ is None else environ
+    problems = [
+        f"environment variable {name}: not known, since Quire reads no {_PREFIX} variables; "
+        "set options in the config file"
+        for name, value in sorted(variables.items())
+        if name.startswith(_PREFIX) and not _is_service_link(name, value)
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    return bool(_SERVICE_LINK.search(name)) or bool(_SERVICE_URL.match(value))

@@ -1,0 +1,93 @@
+"""EngineConfig refuses what it cannot mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from replicas.config import EngineConfig
+
+
+def _error(**options: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        EngineConfig(**options)
+    assert caught.value.error_count() == 1
+    return str(caught.value)
+
+
+def test_defaults_are_valid_and_sized_for_a_small_machine() -> None:
+    config = EngineConfig()
+    assert config.block_size == 64
+    assert config.max_num_batched_tokens >= config.max_num_seqs
+    assert EngineConfig.model_validate(config.model_dump()) == config
+
+
+@pytest.mark.parametrize("size", [1, 2, 16, 64, 256])
+def test_powers_of_two_are_block_sizes(size: int) -> None:
+    assert EngineConfig(block_size=size).block_size == size
+
+
+@pytest.mark.parametrize("size", [0, -16, 3, 24, 100, 512, "16", 16.0, True, None])
+def test_nothing_else_is(size: Any) -> None:
+    assert "block_size" in _error(block_size=size)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", 0),
+        ("max_model_len", 1),
+        ("num_gpu_blocks_override", 0),
+        ("gpu_memory_utilization", 0.0),
+        ("gpu_memory_utilization", 1.01),
+        ("kv_cache_memory_gib", 0.0),
+        ("kv_cache_memory_gib", float("nan")),
+        ("kv_cache_memory_gib", "1"),
+        ("kv_cache_dtype", "float16"),
+        ("enable_prefix_caching", "yes"),
+        ("scheduling_policy", "lifo"),
+        ("preemption_mode", "drop"),
+        ("swap_space", -1),
+        ("min_progress_tokens", 0),
+    ],
+)
+def test_values_out_of_range_or_type_are_refused_by_name(option: str, value: Any) -> None:
+    assert option in _error(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("kv_cache_dtype", "fp8", "not supported yet"),
+        ("kv_cache_dtype", "fp8_e4m3", "not supported yet"),
+        ("preemption_mode", "swap", "not built yet"),
+        ("swap_space", 4.0, "not built yet"),
+    ],
+)
+def test_what_is_to_come_is_said_to_be_missing(option: str, value: Any, says: str) -> None:
+    assert says in _error(**{option: value})
+
+
+def test_a_step_has_room_for_a_token_of_each_running_choice() -> None:
+    assert "max_num_batched_tokens 63 is less than max_num_seqs 64" in _error(
+        max_num_batched_tokens=63, max_num_seqs=64
+    )
+    EngineConfig(max_num_batched_tokens=64, max_num_seqs=64)
+
+
+def test_unknown_keys_are_refused() -> None:
+    assert "max_model_length" in _error(max_model_length=128)
+
+
+def test_it_is_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        EngineConfig().block_size = 16  # type: ignore[misc]
+
+
+def test_every_option_says_what_it_means() -> None:
+    assert [
+        name for name, field in EngineConfig.model_fields.items() if not field.description
+    ] == []
