@@ -138,7 +138,5 @@ class KVManager:
         hashes, size = choice.block_hashes, self.block_size
         parent = hashes[-1] if hashes else self._hasher.root(choice.request.data.cache_salt)
         for index in range(len(hashes), count):
-            parent = self._hasher.extend(
-                parent, choice.tokens(index * size, (index + 1) * size)
-            )
+            parent = self._hasher.extend(parent, choice.tokens(index * size, (index + 1) * size))
             hashes.append(parent)

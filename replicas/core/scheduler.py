@@ -41,18 +41,14 @@ class _Step:
 
     budget: int
     tokens: dict[Choice, int] = field(default_factory=dict)
-    copies: dict[Choice, BlockCopy] = field(default_factory=dict)
+    copies: list[BlockCopy] = field(default_factory=list)
     num_preempted: int = 0
 
     def add(self, choice: Choice, num_tokens: int, copy: BlockCopy | None = None) -> None:
         self.tokens[choice] = num_tokens
         self.budget -= num_tokens
         if copy is not None:
-            self.copies[choice] = copy
-
-    def drop(self, choice: Choice) -> None:
-        self.budget += self.tokens.pop(choice, 0)
-        self.copies.pop(choice, None)
+            self.copies.append(copy)
 
 
 class Scheduler:
@@ -65,9 +61,7 @@ class Scheduler:
     something always makes progress.
     """
 
-    def __init__(
-        self, config: SchedulerConfig, kv: KVManager, policy: PreemptionPolicy
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, kv: KVManager, policy: PreemptionPolicy) -> None:
         self.config = config
         self.kv = kv
         self.stats = SchedulerStats()
@@ -99,7 +93,7 @@ class Scheduler:
             self._schedule_waiting(step, now)
         return SchedulerOutput(
             scheduled=tuple(self._item(choice, count) for choice, count in step.tokens.items()),
-            block_copies=tuple(step.copies.values()),
+            block_copies=tuple(step.copies),
             num_preempted=step.num_preempted,
         )
 
@@ -185,9 +179,8 @@ class Scheduler:
             for choice in list(self.running):
                 if step.budget < 1:
                     return
-                if choice.state is not ChoiceState.RUNNING or choice in step.tokens:
-                    continue
-                if (choice.num_remaining_tokens == 1) is decoding:
+                decodes = choice.num_remaining_tokens == 1
+                if choice.state is ChoiceState.RUNNING and decodes is decoding:
                     self._schedule_choice(step, choice, now)
 
     def _schedule_choice(self, step: _Step, choice: Choice, now: float) -> None:
@@ -196,7 +189,8 @@ class Scheduler:
             victim = self._victim(choice)
             if victim is None:
                 return
-            step.drop(victim)
+            # The step holds nothing of the victim yet: only decoding takes blocks, and who
+            # decodes comes in order of rank, which no victim betters.
             step.num_preempted += 1
             self._preempt(victim, now)
             if victim is choice:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.pool_layout import transposed_keys
 from replicas.models.spec import ModelSpec
 
 RESERVED_BLOCKS = 1
@@ -24,7 +25,8 @@ class KVPool:
     CUDA: `[num_blocks + 1, layers, 2, kv_heads, block_size, head_dim]`, a block is one extent,
     so that moving one is one copy. CPU: `[layers, 2, num_blocks + 1, kv_heads, block_size,
     head_dim]`, a layer's blocks are contiguous, so that attention multiplies with them in
-    place. Unused slots are finite, as 0 x NaN would be NaN there.
+    place, and each block of keys is stored transposed. Unused slots are finite, as 0 x NaN
+    would be NaN there.
     """
 
     def __init__(
@@ -43,7 +45,8 @@ class KVPool:
         block = (spec.kv_heads, block_size, spec.head_dim)
         blocks = num_blocks + RESERVED_BLOCKS
         # empty + zero_ touches every page now: a lazy pool would run out of memory in mid-stream.
-        if device == "cpu":
+        self._on_cpu = device == "cpu"
+        if self._on_cpu:
             memory = torch.empty((spec.num_layers, 2, blocks, *block), dtype=dtype).zero_()
             self._by_layer = memory
         else:
@@ -52,7 +55,8 @@ class KVPool:
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """(key blocks, value blocks), each [num_blocks + 1, kv_heads, block_size, head_dim]."""
-        return self._by_layer[index, 0], self._by_layer[index, 1]
+        keys, values = self._by_layer[index]
+        return (transposed_keys(keys) if self._on_cpu else keys), values
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (source, destination) over all layers; all are read before any is written."""

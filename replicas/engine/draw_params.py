@@ -1,0 +1,46 @@
+"""What the draws of a batch of rows depend on besides their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from replicas.engine.logit_processors import SampleRow
+from replicas.engine.noise import uniform
+
+
+@dataclass(frozen=True, slots=True)
+class DrawParams:
+    """One entry a row in each tensor."""
+
+    temperature: Tensor
+    """[R] float32, > 0."""
+    top_k: Tensor
+    """[R] int64, at least 1; the size of the vocabulary where it is off."""
+    top_p: Tensor
+    """[R] float64, as are the next."""
+    min_p: Tensor
+    uniform: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[SampleRow], vocab_size: int, device: torch.device) -> DrawParams:
+        """Those of `rows`, with their noise."""
+
+        def column(values: list[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        params = [row.sampling for row in rows]
+        noise = [uniform(row.sampling.seed, row.choice, row.output_index) for row in rows]
+        return cls(
+            column([p.temperature for p in params], torch.float32),
+            column([min(p.top_k or vocab_size, vocab_size) for p in params], torch.int64),
+            column([p.top_p for p in params], torch.float64),
+            column([p.min_p for p in params], torch.float64),
+            column(noise, torch.float64),
+        )
+
+    def __getitem__(self, rows: slice | Tensor) -> DrawParams:
+        return DrawParams(*(getattr(self, field.name)[rows] for field in fields(self)))

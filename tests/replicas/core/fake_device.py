@@ -1,0 +1,150 @@
+"""A device of pure arithmetic that keeps what is written to every block and checks every read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from zlib import crc32
+
+from replicas.core.request import ChoiceKey
+from replicas.core.scheduler_output import (
+    Draw,
+    SampledToken,
+    ScheduledChoice,
+    SchedulerOutput,
+    StepResult,
+)
+from replicas.protocol import FinishReason, GenerateRequest, TokenLogprobs
+
+VOCAB_SIZE = 7
+EOS = 0
+_MULTIPLIER = 6364136223846793005
+_MASK = 2**64 - 1
+
+
+def kv_chain(token_ids: Sequence[int], salt: str = "") -> list[int]:
+    """The KV of every position: like a model's, it depends on all tokens up to it.
+
+    It depends on the salt as well, so that sharing across salts shows as wrong content.
+    """
+    chain, kv = [], crc32(salt.encode())
+    for token in token_ids:
+        kv = next_kv(kv, token)
+        chain.append(kv)
+    return chain
+
+
+def next_kv(previous: int, token: int) -> int:
+    return (previous * _MULTIPLIER + token + 1442695040888963407) & _MASK
+
+
+def draw_token(kv: int, seed: int, choice: int, output_index: int) -> int:
+    """The next token, a pure function of its logits (`kv`) and of where it stands."""
+    noise = next_kv(next_kv(next_kv(kv, seed), choice), output_index)
+    return (noise >> 33) % VOCAB_SIZE
+
+
+def prompt_logprob(kv: int) -> TokenLogprobs:
+    return TokenLogprobs(logprob=-float(kv >> 40), rank=1, top=())
+
+
+def reference(data: GenerateRequest, choice: int, limit: int) -> tuple[list[int], FinishReason]:
+    """What an undisturbed run gives; `limit` bounds prompt and output tokens."""
+    kv = kv_chain(data.prompt_token_ids, data.cache_salt)[-1]
+    sampling, outputs = data.sampling, list[int]()
+    while True:
+        token = draw_token(kv, sampling.seed, choice, len(outputs))
+        outputs.append(token)
+        if token == EOS and not sampling.ignore_eos and len(outputs) >= sampling.min_tokens:
+            return outputs, FinishReason.STOP
+        full = len(data.prompt_token_ids) + len(outputs) >= limit
+        if full or len(outputs) >= sampling.max_tokens:
+            return outputs, FinishReason.LENGTH
+        kv = next_kv(kv, token)
+
+
+def reference_prompt_logprobs(data: GenerateRequest) -> tuple[TokenLogprobs, ...]:
+    chain = kv_chain(data.prompt_token_ids, data.cache_salt)
+    return tuple(prompt_logprob(kv) for kv in chain[:-1])
+
+
+class FakeDevice:
+    """Blocks 0..num_blocks of slots; a slot holds the KV of one position, None at first.
+
+    Freed blocks keep what was in them, as on a real device, so stale reads are seen.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.slots: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks + 1)]
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """All sources are read before any destination is written."""
+        destinations = [destination for _, destination in pairs]
+        assert len(set(destinations)) == len(destinations)
+        contents = [list(self.slots[source]) for source, _ in pairs]
+        for destination, content in zip(destinations, contents, strict=True):
+            self.slots[destination] = content
+
+    def write(self, blocks: Sequence[int], start: int, token_ids: Sequence[int], salt: str) -> None:
+        """Compute the KV of `token_ids` at `start` from what the table holds before them."""
+        previous = self.read(blocks, start - 1) if start else crc32(salt.encode())
+        assert previous is not None, "computing on an empty slot"
+        for position, token in enumerate(token_ids, start):
+            previous = next_kv(previous, token)
+            index, offset = divmod(position, self.block_size)
+            assert blocks[index] != 0, "block 0 is reserved"
+            self.slots[blocks[index]][offset] = previous
+
+    def read(self, blocks: Sequence[int], position: int) -> int | None:
+        index, offset = divmod(position, self.block_size)
+        return self.slots[blocks[index]][offset]
+
+    def contents(self, blocks: Sequence[int], stop: int) -> list[int | None]:
+        """What a table holds for positions 0..stop."""
+        return [self.read(blocks, position) for position in range(stop)]
+
+    def run(
+        self,
+        output: SchedulerOutput,
+        requests: dict[str, GenerateRequest],
+        known: Callable[[ChoiceKey], Sequence[int]],
+    ) -> StepResult:
+        """Carry a step out. `known` gives a choice's tokens as its client has seen them."""
+        self.copy(output.block_copies)
+        for item in output.scheduled:
+            salt = requests[item.key[0]].cache_salt
+            assert len(set(item.blocks)) == len(item.blocks), "a block twice in one table"
+            self.write(item.blocks, item.start, item.token_ids, salt)
+        sampled: dict[ChoiceKey, SampledToken] = {}
+        logprobs: dict[ChoiceKey, tuple[TokenLogprobs, ...]] = {}
+        # Only after all writes: whoever wrote into a neighbour's block is found out.
+        for item in output.scheduled:
+            data, history = requests[item.key[0]], known(item.key)
+            self._check(item, data, history)
+            for draw in item.draws:
+                assert item.start + len(item.token_ids) == len(history), "a draw before the end"
+                sampled[draw.key] = self._draw(item, draw, data, known(draw.key))
+            if item.prompt_logprobs is not None:
+                first, last = item.prompt_logprobs
+                assert item.start <= first < last <= item.start + len(item.token_ids)
+                chain = self.contents(item.blocks, last)
+                logprobs[item.key] = tuple(prompt_logprob(kv or 0) for kv in chain[first:])
+        return StepResult(sampled, logprobs)
+
+    def _check(self, item: ScheduledChoice, data: GenerateRequest, history: Sequence[int]) -> None:
+        stop = item.start + len(item.token_ids)
+        assert list(item.token_ids) == list(history[item.start : stop]), "not the known tokens"
+        assert tuple(item.prompt_token_ids) == data.prompt_token_ids
+        expected = kv_chain(history[:stop], data.cache_salt)
+        assert self.contents(item.blocks, stop) == expected, "a table holds another prefix"
+
+    def _draw(
+        self, item: ScheduledChoice, draw: Draw, data: GenerateRequest, history: Sequence[int]
+    ) -> SampledToken:
+        outputs = list(history[len(data.prompt_token_ids) :])
+        assert draw.output_index == len(outputs)
+        assert list(draw.output_token_ids) == (outputs if data.sampling.needs_history else [])
+        kv = self.read(item.blocks, item.start + len(item.token_ids) - 1)
+        assert kv is not None
+        token = draw_token(kv, data.sampling.seed, draw.key[1], draw.output_index)
+        return SampledToken(token)

@@ -1,0 +1,242 @@
+"""A scheduler with its updater and a fake device, which checks the rules of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from replicas.core.block_hash import BlockHasher
+from replicas.core.block_pool import BlockPool
+from replicas.core.kv_manager import KVManager
+from replicas.core.preemption.last_admitted import LastAdmitted
+from replicas.core.preemption.policy import PreemptionPolicy
+from replicas.core.request import Choice, ChoiceKey
+from replicas.core.sampling_params import SamplingParams
+from replicas.core.scheduler import Scheduler, SchedulerConfig
+from replicas.core.scheduler_output import FinishedChoice, SchedulerOutput, StepOutcome
+from replicas.core.updater import StepUpdater
+from replicas.protocol import FinishReason, GenerateRequest, TokenDelta
+from tests.replicas.core.fake_device import (
+    EOS,
+    FakeDevice,
+    reference,
+    reference_prompt_logprobs,
+)
+
+
+class BestRanked:
+    """The worst of policies: it throws away what has been worked on longest."""
+
+    def choose(self, candidates: Sequence[Choice]) -> Choice:
+        return min(candidates, key=lambda choice: choice.rank)
+
+
+def make_request(
+    request_id: str,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int = 4,
+    n: int = 1,
+    priority: int = 0,
+    salt: str = "",
+    sampling: SamplingParams | None = None,
+) -> GenerateRequest:
+    """A request that runs to `max_tokens`, unless `sampling` says otherwise."""
+    base = sampling or SamplingParams(max_tokens=max_tokens, seed=17, ignore_eos=True)
+    return GenerateRequest(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt),
+        sampling=base,
+        n=n,
+        priority=priority,
+        cache_salt=salt,
+    )
+
+
+def with_prompt_logprobs(data: GenerateRequest) -> GenerateRequest:
+    return replace(data, sampling=replace(data.sampling, prompt_logprobs=0))
+
+
+def make_hasher(block_size: int) -> BlockHasher:
+    return BlockHasher(fingerprint="model", kv_dtype="float32", block_size=block_size)
+
+
+def make_kv(num_blocks: int, block_size: int, *, caching: bool = True) -> KVManager:
+    return KVManager(BlockPool(num_blocks), make_hasher(block_size), caching=caching)
+
+
+class Replica:
+    """Steps a scheduler; keeps what the client of every choice has seen."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 4,
+        *,
+        caching: bool = True,
+        max_num_seqs: int = 8,
+        budget: int = 64,
+        max_model_len: int = 10_000,
+        by_priority: bool = False,
+        min_progress_tokens: int = 8,
+        watermark: float = 0.0,
+        policy: PreemptionPolicy | None = None,
+    ) -> None:
+        self.config = SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=max_model_len,
+            by_priority=by_priority,
+            min_progress_tokens=min_progress_tokens,
+            watermark=watermark,
+        )
+        kv = make_kv(num_blocks, block_size, caching=caching)
+        self.scheduler = Scheduler(self.config, kv, policy or LastAdmitted())
+        self.updater = StepUpdater(self.scheduler, (EOS,))
+        self.device = FakeDevice(num_blocks, block_size)
+        self.now = 0.0
+        self.requests: dict[str, GenerateRequest] = {}
+        self.outputs: dict[ChoiceKey, list[int]] = {}
+        self.last: dict[ChoiceKey, TokenDelta] = {}
+        self.aborted: set[ChoiceKey] = set()
+        self.finished: list[FinishedChoice] = []
+        self.first_token_s: list[float] = []
+        self.steps: list[SchedulerOutput] = []
+
+    @property
+    def limit(self) -> int:
+        """Prompt and output tokens of one choice at the most."""
+        return min(self.config.max_model_len, self.scheduler.kv.capacity_tokens + 1)
+
+    def submit(self, *requests: GenerateRequest) -> None:
+        for data in requests:
+            self.scheduler.add(data, self.now)
+            self.requests[data.request_id] = data
+            self.outputs.update({(data.request_id, i): [] for i in range(data.n)})
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        live = self.live(request_id, index)
+        outcome = self.updater.abort(request_id, index, self.now)
+        assert [(delta.request_id, delta.choice) for delta in outcome.deltas] == live
+        assert all(not delta.token_ids and delta.receipt for delta in outcome.deltas)
+        reasons = [event.finish_reason for event in outcome.deltas]
+        assert reasons == [event.reason for event in outcome.finished]
+        assert reasons == [FinishReason.ABORT] * len(live)
+        self.aborted.update(live)
+        self.finished += outcome.finished
+        self.scheduler.check_integrity()
+
+    def live(self, request_id: str, index: int | None = None) -> list[ChoiceKey]:
+        """The choices of a request that have neither ended nor been aborted."""
+        return [
+            key
+            for key in self.outputs
+            if key[0] == request_id
+            and key not in self.last
+            and key not in self.aborted
+            and index in (None, key[1])
+        ]
+
+    def known(self, key: ChoiceKey) -> list[int]:
+        return [*self.requests[key[0]].prompt_token_ids, *self.outputs[key]]
+
+    def choice(self, request_id: str, index: int = 0) -> Choice:
+        return self.scheduler.requests[request_id].choices[index]
+
+    def schedule(self) -> SchedulerOutput:
+        """The first half of a step, with the rules that hold for each one."""
+        scheduler, before = self.scheduler, list(self.scheduler.running)
+        has_work = scheduler.has_work
+        protected = [c for c in before if c.epoch and c.progress < self.config.min_progress_tokens]
+        leader_needs_blocks = (
+            before
+            and before[0].num_remaining_tokens == 1
+            and (scheduler.kv.missing_blocks(before[0], 1) > scheduler.kv.pool.num_free)
+        )
+        self.now += 1
+        output = scheduler.schedule(self.now)
+        self.steps.append(output)
+        scheduler.check_integrity()
+        assert output.num_tokens <= self.config.max_num_batched_tokens
+        assert len(scheduler.running) <= self.config.max_num_seqs
+        keys = [item.key for item in output.scheduled]
+        assert len(set(keys)) == len(keys)
+        assert set(keys) <= {c.key for c in scheduler.running}
+        assert all(item.token_ids for item in output.scheduled)
+        assert bool(keys) == has_work, "a step with work to do that does nothing"
+        if before:
+            assert scheduler.running.count(before[0]) == 1, "the leader was preempted"
+        if not leader_needs_blocks:
+            assert set(protected) <= set(scheduler.running), "preempted again without progress"
+        if output.num_preempted:
+            assert set(scheduler.running) < set(before), "admitted in a step that preempted"
+        return output
+
+    def finish_step(self, output: SchedulerOutput) -> StepOutcome:
+        """The second half: run on the device, update, deliver."""
+        result = self.device.run(output, self.requests, self.known)
+        outcome = self.updater.update(output, result, self.now)
+        self.scheduler.check_integrity()
+        for delta in outcome.deltas:
+            self._deliver(delta)
+        self.finished += outcome.finished
+        self.first_token_s += outcome.first_token_s
+        return outcome
+
+    def step(self) -> SchedulerOutput:
+        output = self.schedule()
+        self.finish_step(output)
+        return output
+
+    def run(self, max_steps: int = 1000) -> None:
+        """Step until nothing is left to do, then check all there is to check."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_work:
+                break
+            self.step()
+        self.check_idle()
+
+    def check_idle(self) -> None:
+        """Everybody has ended with what an undisturbed run gives, and nothing leaked."""
+        scheduler = self.scheduler
+        assert not scheduler.has_work
+        assert not scheduler.requests
+        assert scheduler.kv.pool.num_used == 0
+        scheduler.check_integrity()
+        for key, outputs in self.outputs.items():
+            expected, reason = reference(self.requests[key[0]], key[1], self.limit)
+            if key in self.aborted:
+                assert outputs == expected[: len(outputs)]
+            else:
+                assert (outputs, self.last[key].finish_reason) == (expected, reason)
+        self._check_stats()
+
+    def _deliver(self, delta: TokenDelta) -> None:
+        key, data = (delta.request_id, delta.choice), self.requests[delta.request_id]
+        assert key not in self.last, "a delta after the end"
+        assert key not in self.aborted, "a delta after an abort"
+        wants_logprobs = data.sampling.prompt_logprobs is not None
+        if wants_logprobs and delta.choice == 0 and not self.outputs[key]:
+            assert delta.prompt_logprobs == reference_prompt_logprobs(data)
+        else:
+            assert delta.prompt_logprobs is None
+        self.outputs[key] += delta.token_ids
+        assert (delta.receipt is None) == (delta.finish_reason is None)
+        if delta.finish_reason is not None:
+            stopped = delta.finish_reason is FinishReason.STOP
+            assert delta.stop_token_id == (delta.token_ids[-1] if stopped else None)
+            self.last[key] = delta
+
+    def _check_stats(self) -> None:
+        stats = self.scheduler.stats
+        started = {key[0] for key, outputs in self.outputs.items() if outputs}
+        assert stats.generation_tokens == sum(map(len, self.outputs.values()))
+        assert stats.prompt_tokens == sum(len(self.requests[r].prompt_token_ids) for r in started)
+        assert len(self.first_token_s) == len(started)
+        assert len(self.finished) == len(self.outputs) == sum(stats.finished.values())
+        assert stats.finished[FinishReason.ABORT] == len(self.aborted)
+        assert stats.preemptions == sum(step.num_preempted for step in self.steps)
+        assert stats.prefix_cache_hits <= stats.prefix_cache_queries
+        assert stats.recomputed_tokens == 0 or stats.preemptions > 0
+        receipts = [delta.receipt for delta in self.last.values() if delta.receipt is not None]
+        assert all(r.queue_s >= 0 and r.stall_s >= 0 for r in receipts)
