@@ -107,27 +107,28 @@ class AsyncEngine:
 
     def _drain_inbox(self, engine: Engine) -> None:
         while self._inbox:
-            message = self._inbox.popleft()
-            if isinstance(message, _Abort):
-                self._deliver(engine.abort(message.request_id, message.choice), engine)
-                continue
-            try:
-                engine.add(message)
-            except RequestRefusedError as refusal:
-                self._deliver(_error_outcome(message.request_id, str(refusal)), engine)
+            self._handle(self._inbox[0], engine)
+            self._inbox.popleft()  # only now: what breaks the engine is told of it as well
+
+    def _handle(self, message: GenerateRequest | _Abort, engine: Engine) -> None:
+        if isinstance(message, _Abort):
+            self._deliver(engine.abort(message.request_id, message.choice), engine)
+            return
+        try:
+            engine.add(message)
+        except RequestRefusedError as refusal:
+            self._deliver(_error_outcome(message.request_id, str(refusal)), engine)
 
     def _fail_all(self, engine: Engine, error: str) -> None:
         for request_id in engine.live_request_ids():
             self._deliver(_error_outcome(request_id, error), engine)
-        while True:  # later submissions must not wait for ever either
-            self._wake.wait()
-            self._wake.clear()
-            if self._stopping:
-                return
+        while not self._stopping:  # submissions must not wait for ever, now or later
             while self._inbox:
                 message = self._inbox.popleft()
                 if isinstance(message, GenerateRequest):
                     self._deliver(_error_outcome(message.request_id, error), engine)
+            self._wake.wait()
+            self._wake.clear()
 
 
 def _error_outcome(request_id: str, error: str) -> StepOutcome:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from kernels.attention_batch import AttentionBatch, Segment
 from kernels.pool_layout import transposed_keys
-from replicas.models.architectures import architecture_name, check_architecture
+from replicas.models.architectures import check_architecture
 from replicas.models.errors import UnsupportedArchitectureError
 from replicas.models.hf_adapter import ATTENTION, AttentionCall, PagedAttention, run
 
@@ -49,10 +49,18 @@ def inspect(model: PreTrainedModel) -> ModelShapes:
     try:
         shapes = _record(model)
         _compare(model, shapes)
-    except _MisfitError as misfit:
-        name = architecture_name({"architectures": [type(model).__name__]})
-        raise UnsupportedArchitectureError(f"{name} is not supported: {misfit}") from misfit
+    except _MisfitError as error:
+        raise _refusal(model, str(error)) from error
+    except torch.OutOfMemoryError:
+        raise
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"a dry run fails with {type(error).__name__}: {error}"
+        raise _refusal(model, reason) from error
     return shapes
+
+
+def _refusal(model: PreTrainedModel, reason: str) -> UnsupportedArchitectureError:
+    return UnsupportedArchitectureError(f"{type(model).__name__} is not supported: {reason}")
 
 
 class _MisfitError(Exception):
@@ -90,10 +98,7 @@ class _SmallPool:
 def _record(model: PreTrainedModel) -> ModelShapes:
     recorder = _Recorder()
     tokens = _tokens(model)[:1]
-    try:
-        logits = run(model, tokens, torch.zeros_like(tokens), recorder, torch.zeros_like(tokens))
-    except (AttributeError, KeyError, TypeError) as error:
-        raise _MisfitError(f"a dry run fails with {type(error).__name__}: {error}") from error
+    logits = run(model, tokens, torch.zeros_like(tokens), recorder, torch.zeros_like(tokens))
     layers = model.config.get_text_config().num_hidden_layers
     _check_calls(recorder.calls, layers)
     _check_windows(model, recorder.calls)

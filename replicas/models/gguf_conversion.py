@@ -105,7 +105,7 @@ def _write(source: Path, folder: Path) -> None:
     }
     config = AutoConfig.from_pretrained(**place)
     check_architecture(config.to_dict())
-    model = AutoModelForCausalLM.from_pretrained(**place, config=config, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(**place, config=config, dtype=torch.float32)
     # What is saved is plain float32: the marks of the quantised file would be taken for true.
     del model.config.quantization_config
     model.hf_quantizer = None

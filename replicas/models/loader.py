@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from replicas.models import dry_run, module_swap
-from replicas.models.architectures import check_architecture
+from replicas.models.architectures import architecture_name, check_architecture
 from replicas.models.errors import UnsupportedArchitectureError
 from replicas.models.fingerprint import content_digest
 from replicas.models.hf_adapter import ATTENTION, PagedModel
@@ -70,7 +70,7 @@ def _read(path: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
         if error.args != (ATTENTION,):
             raise
         # The class looks its attention up in a table of its own.
-        name = (read_config(path).get("architectures") or ["the model"])[0]
+        name = architecture_name(read_config(path))
         raise UnsupportedArchitectureError(
             f"{name} is not supported: its attention does not go through the attention interface"
         ) from error
@@ -82,7 +82,7 @@ def _max_position(config: PreTrainedConfig) -> int:
     limit: int = config.max_position_embeddings
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in [rope] if "rope_type" in rope else rope.values():
-        if parameters["rope_type"] == "longrope":
+        if parameters and parameters["rope_type"] == "longrope":
             # Beyond the original length all positions of a batch would turn by other factors,
             # those of short requests beside a long one included.
             limit = min(limit, parameters["original_max_position_embeddings"])

@@ -91,3 +91,16 @@ def test_other_choices_wait_for_the_prompts_logprobs(tokenizer: Tokenizer) -> No
         assert [entry.logprobs for entry in update.entries] == [None, value, value, value]
     (next_update,) = journal.feed(TokenDelta("r", 1, (8,), (value,)))
     assert len(next_update.entries) == 1
+
+
+def test_logprobs_of_a_character_that_is_never_finished(tokenizer: Tokenizer) -> None:
+    journal = make_journal(tokenizer, logprobs=0)
+    value = TokenLogprobs(-1.0, 1, ())
+    half = ids(tokenizer, "a\U0001f336")[:2]
+    updates = journal.feed(TokenDelta("r", 0, half, (value, value)))
+    updates += journal.feed(TokenDelta("r", 0, (), finish_reason=FinishReason.LENGTH))
+    text = "".join(update.text for update in updates)
+    entries = [entry for update in updates for entry in update.entries]
+    assert text == "a\ufffd"
+    assert "".join(entry.text for entry in entries) == text
+    assert [entry.offset for entry in entries] == [0, 1]

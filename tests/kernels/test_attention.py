@@ -191,6 +191,14 @@ def test_scattered_bfloat16_pool_is_converted_by_gather() -> None:
     assert moved.error() < FP32_LIMIT
 
 
+def test_a_scattered_float32_pool_is_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "index_select", _unexpected)
+    case = AttentionCase([(30, 1), (20, 1)], block_size=2)
+    assert case.build().error() < FP32_LIMIT
+    with pytest.raises(AssertionError, match="chosen"):
+        replace(case, transposed=False, seed=1).build().run()
+
+
 @pytest.mark.parametrize(("length", "options"), [(64, {}), (40, {"window": 40})])
 def test_long_fresh_prefill_is_flash_attention(
     length: int, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
@@ -203,7 +211,7 @@ def test_long_fresh_prefill_is_flash_attention(
 @pytest.mark.parametrize(
     "options",
     [
-        {"window": 30},
+        {"window": 63},
         {"soft_cap": 2.0},
         {"has_sinks": True},
         {"value_dim": 8},
@@ -219,7 +227,7 @@ def test_what_flash_attention_cannot_do_is_tiled(
     assert case.build().error() < FP32_LIMIT
 
 
-def _unexpected(*_: object) -> None:
+def _unexpected(*_: object, **__: object) -> None:
     raise AssertionError("the other kernel should have been chosen")
 
 
@@ -228,10 +236,20 @@ def _unexpected(*_: object) -> None:
 def test_tiles_of_a_prefill(
     most_scores: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tiles of one token, and tiles of 3 to 8 tokens that do not divide the segments."""
+    """Tiles of one token, and tiles of 6 tokens that do not divide the segments."""
+    sizes = []
+    product = torch.baddbmm
+
+    def record(*args: object, **options: object) -> torch.Tensor:
+        scores: torch.Tensor = product(*args, **options)  # type: ignore[call-overload]
+        sizes.append(scores.numel())
+        return scores
+
+    monkeypatch.setattr(torch, "baddbmm", record)
     monkeypatch.setattr(cpu_prefill, "MOST_SCORES", most_scores)
     case = AttentionCase([(0, 37), (50, 29)], heads=4, window=window)
     assert case.build().error() < FP32_LIMIT
+    assert max(sizes) <= max(most_scores, 4 * 79)
 
 
 @pytest.mark.parametrize("transposed", [True, False])
@@ -265,7 +283,8 @@ def test_one_batch_serves_layers_that_differ() -> None:
         base,
         replace(base, window=8),
         replace(base, heads=8, kv_heads=4),
-        replace(base, dim=24, value_dim=8),
+        replace(base, value_dim=24),
+        replace(base, dim=24),
         replace(base, window=16, has_sinks=True),
         replace(base, transposed=False),
         replace(base, pool_dtype=torch.bfloat16),

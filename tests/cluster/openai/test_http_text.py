@@ -296,11 +296,17 @@ def test_chat_logprobs(tokenizer: Tokenizer, top: int) -> None:
     assert both(front, CHAT, absent)[0][0]["logprobs"] is None
 
 
-def test_logprobs_end_where_a_stop_string_cuts(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize(
+    ("stop", "tokens"),
+    [("own fox", ["The", " quick", " br"]), (" brown fox", ["The", " quick"]), ("The", [])],
+)
+def test_logprobs_end_where_a_stop_string_cuts(
+    tokenizer: Tokenizer, stop: str, tokens: list[str]
+) -> None:
     front = front_of(tokenizer, saying(tokenizer, TEXT))
-    body = {"prompt": "x", "logprobs": 1, "max_tokens": 50, "stop": "own fox"}
+    body = {"prompt": "x", "logprobs": 1, "max_tokens": 50, "stop": stop}
     choice = both(front, COMPLETIONS, body)[0][0]
-    assert choice["logprobs"]["tokens"] == ["The", " quick", " br"]
+    assert choice["logprobs"]["tokens"] == tokens
     check_legacy(choice["text"], choice["logprobs"], echo=False)
 
 

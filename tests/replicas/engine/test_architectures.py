@@ -23,9 +23,7 @@ def expected(twin: Twin) -> dict[str, list[int]]:
     return {name: twin.generate(prompt, MAX_TOKENS) for name, prompt in PROMPTS.items()}
 
 
-def test_the_reference_depends_on_its_context(
-    twin: Twin, expected: dict[str, list[int]]
-) -> None:
+def test_the_reference_depends_on_its_context(twin: Twin, expected: dict[str, list[int]]) -> None:
     """Else a wrong attention would pass for a right one."""
     prompt = PROMPTS["40"]
     last = twin.logits(prompt)[-1]

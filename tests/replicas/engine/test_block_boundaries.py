@@ -93,18 +93,14 @@ def test_chunks_that_end_on_boundaries_and_beside_them(
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 16, 32])
-def test_decode_over_boundaries(
-    llama: Twin, expected: dict[int, Tensor], block_size: int
-) -> None:
+def test_decode_over_boundaries(llama: Twin, expected: dict[int, Tensor], block_size: int) -> None:
     """All lengths decode together, those that are long enough, up to their last token."""
     lengths = [length for length in LENGTHS if length > DECODED]
     bench = Bench(llama, block_size, lengths)
     prompts = [random_prompt(length) for length in lengths]
     bench.compute([(who, 0, prompt[:-DECODED]) for who, prompt in enumerate(prompts)])
     for back in range(DECODED, 0, -1):
-        parts = [
-            (who, len(prompt) - back, (prompt[-back],)) for who, prompt in enumerate(prompts)
-        ]
+        parts = [(who, len(prompt) - back, (prompt[-back],)) for who, prompt in enumerate(prompts)]
         for logits, length in zip(bench.compute(parts), lengths, strict=True):
             assert_near(logits[0], expected[length][-back])
 

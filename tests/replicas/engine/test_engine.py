@@ -81,12 +81,13 @@ def test_aborting_in_any_state_leaves_no_trace(llama: Twin, choice: int | None) 
     """Waiting, in the midst of a chunked prefill, forked, decoding, preempted, ended."""
     requests = [
         ask("first", random_prompt(30), 24),
-        ask("forks", random_prompt(60), 12, n=3, temperature=1.0, logprobs=0),
+        ask("forks", random_prompt(50), 12, n=3, temperature=1.0, logprobs=0),
         ask("last", random_prompt(10), 20),
     ]
     expected = serve(make_engine(llama.paged), *requests)
     seen = set()
-    for steps in range(0, 40, 2):
+    preemptions = 0
+    for steps in (0, 1, 3, 5, 7, 9, 12, 16, 20, 26):
         engine = make_engine(
             llama.paged, num_gpu_blocks_override=16, max_num_batched_tokens=16, max_num_seqs=4
         )
@@ -103,6 +104,7 @@ def test_aborting_in_any_state_leaves_no_trace(llama: Twin, choice: int | None) 
         }
         assert aborted <= {("forks", i) for i in range(3) if choice in {None, i}}
         seen.add((before.running, before.waiting, len(aborted)))
+        preemptions += engine.stats.preemptions
         for key in aborted:
             answer = answers.pop(key)
             partial = expected[key].token_ids[: len(answer.token_ids)]
@@ -110,6 +112,7 @@ def test_aborting_in_any_state_leaves_no_trace(llama: Twin, choice: int | None) 
             assert answer.receipt is not None
         assert_same(answers, {key: expected[key] for key in answers})
     assert len(seen) > 5, "the states were not as different as they should be"
+    assert preemptions > 0
 
 
 def test_three_hundred_rounds_of_mixed_traffic_lose_no_block(llama: Twin) -> None:
@@ -174,6 +177,24 @@ def test_a_bfloat16_pool_under_a_float32_model_stays_close(llama: Twin) -> None:
         ):
             differences.append(abs(ours.logprob - theirs.logprob))
     assert 1e-4 < max(differences) < 0.15
+
+
+def test_a_sampled_choice_gives_alone_what_it_gives_in_a_crowd(llama: Twin) -> None:
+    """It runs alone where the other choices are aborted before the first step."""
+    requests = [
+        ask(str(length), random_prompt(length), 12, n=4, temperature=1.0, seed=length)
+        for length in (1, 16, 33)
+    ]
+    crowd = tokens(serve(make_engine(llama.paged), *requests))
+    assert len({tuple(output) for output in crowd.values()}) == 12
+    for request in requests:
+        for choice in range(4):
+            client = Client(make_engine(llama.paged))
+            client.send(request)
+            for other in {0, 1, 2, 3} - {choice}:
+                client.abort(request.request_id, other)
+            key = (request.request_id, choice)
+            assert client.run()[key].token_ids == crowd[key]
 
 
 @pytest.mark.parametrize("temperature", [1e-7, 1e-6, 1e-5, 1e-4])

@@ -8,7 +8,13 @@ from replicas.models.hf_adapter import PagedModel
 from replicas.models.sources import EMBEDDED, resolve
 from replicas.protocol import FinishReason, GenerateRequest
 from tests.replicas.engine.driver import Client, ask, make_engine, serve, tokens
-from tests.replicas.engine.embedded_reference import MAX_TOKENS, Reference, digest, generate, tokenise_prompts
+from tests.replicas.engine.embedded_reference import (
+    MAX_TOKENS,
+    Reference,
+    digest,
+    generate,
+    tokenise_prompts,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600, func_only=True)]
 
@@ -26,9 +32,7 @@ def references(pytestconfig: pytest.Config) -> dict[str, Reference]:
     if continuations is None:
         continuations = generate(folder, prompts)
         pytestconfig.cache.set(key, continuations)
-    return {
-        name: Reference(tuple(ids), continuations[name]) for name, ids in prompts.items()
-    }
+    return {name: Reference(tuple(ids), continuations[name]) for name, ids in prompts.items()}
 
 
 def requests(references: dict[str, Reference], group: int) -> list[GenerateRequest]:

@@ -106,3 +106,8 @@ def test_other_logits_are_refused(model, monkeypatch) -> None:
         hf_adapter.PagedAttention, "attend", lambda self, call: attend(self, call) * 1.1
     )
     misfit(model, "its logits are off by .* with paged attention")
+
+
+def test_a_model_that_cannot_run_is_refused(model) -> None:
+    del model.model.layers[1].self_attn.layer_idx
+    misfit(model, "a dry run fails with AttributeError: .*layer_idx")

@@ -66,6 +66,8 @@ def test_whole_and_chunked_prefill_equal_eager_attention(
         expected, expected_other = (
             reference(torch.tensor([ids]), use_cache=False).logits[0] for ids in (tokens, other)
         )
+        alone = reference(torch.tensor([[tokens[-1]]]), position_ids=torch.tensor([[36]])).logits[0]
+    assert error(alone, expected[-1:]) > 0.1  # without its context a token has other logits
     model = loader.load(folder, "float32", "cpu")
 
     whole = paged(model, make_pool(model), [(tokens, 0, (3, 1, 5))])
