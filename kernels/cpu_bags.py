@@ -28,6 +28,9 @@ MAX_SPARSENESS = 2.0
 """Up to this many blocks of a range for each used one, converting them all costs less than
 gathering and converting the used ones."""
 
+INT32_ROWS = 2**31 - 1
+"""Rows that int32 can number: it halves what is read beside the pool, and must not overflow."""
+
 
 class BlockBags:
     """Reads the blocks of one `DecodeGroup` for layers of one shape, in float32. Unless
@@ -90,9 +93,8 @@ class BlockBags:
 
 
 def _index_type(source: BlockSource, shape: LayerShape) -> type[np.int32] | type[np.int64]:
-    """int32 halves what is read beside the pool, and overflows beyond 2**31 rows."""
     rows = source.count * shape.kv_heads * max(shape.pool_dim, shape.block_size)
-    return np.int32 if rows <= np.iinfo(np.int32).max else np.int64
+    return np.int32 if rows <= INT32_ROWS else np.int64
 
 
 def _weighted_sums(blocks: Tensor, index: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:

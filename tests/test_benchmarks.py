@@ -82,7 +82,7 @@ def test_a_plan_survives_its_journey(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_quick_run_fills_the_table(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     command = [sys.executable, "-m", "tests.benchmarks", "--quick", "--force", "--threads", "1"]

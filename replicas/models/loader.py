@@ -13,6 +13,7 @@ from replicas.models import dry_run, module_swap
 from replicas.models.architectures import architecture_name, check_architecture
 from replicas.models.errors import UnsupportedArchitectureError
 from replicas.models.fingerprint import content_digest
+from replicas.models.heap import keep_freed_memory
 from replicas.models.hf_adapter import ATTENTION, PagedModel
 from replicas.models.native_bf16 import has_native_bf16
 from replicas.models.sources import check_hf_kernels_absent, read_config
@@ -50,6 +51,8 @@ def load(path: Path, dtype: str, device: str) -> PagedModel:
         fingerprint=_fingerprint(path),
         num_parameters=num_parameters,
     )
+    if device == "cpu":
+        keep_freed_memory()  # only now, when what loading took is back with the system
     _logger.info("loaded %s", spec)
     return PagedModel(model, spec)
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from replicas.models.native_bf16 import has_native_bf16
+
 _PACKED_FOR_ROWS = 16
 """Rows the layout is chosen for: as good as any from 2 to 512, unlike a layout for one row."""
 _MAX_KEPT_BYTES = 1 << 30
@@ -76,11 +78,13 @@ def pack_linears(model: nn.Module) -> None:
 
 @cache
 def packable_dtype(dtype: torch.dtype) -> torch.dtype | None:
-    """The dtype in which weights of `dtype` are packed on this CPU; None where they are not."""
-    for candidate in (dtype, torch.float32):
-        if _works(candidate):
-            return candidate
-    return None
+    """The dtype in which weights of `dtype` are packed on this CPU; None where they are not.
+
+    bfloat16 that the CPU only emulates takes ten times as long as float32.
+    """
+    emulated = dtype == torch.bfloat16 and not has_native_bf16("cpu")
+    compute_dtype = torch.float32 if emulated else dtype
+    return compute_dtype if _works(compute_dtype) else None
 
 
 def _works(dtype: torch.dtype) -> bool:

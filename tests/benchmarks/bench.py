@@ -16,7 +16,7 @@ from tests.benchmarks.job import JobError, run_job
 from tests.benchmarks.plan import Plan, Run, Say
 from tests.benchmarks.prompts import PromptSource
 from tests.benchmarks.results import Cell, ColumnResult, Results
-from tests.benchmarks.workload import WARM_UP, Workload
+from tests.benchmarks.workload import QUICK_WARM_UP, WARM_UP, Workload
 
 MAX_BUSY = 0.15
 """Share of the CPU that may be in other use; a busier box gives no figures."""
@@ -96,7 +96,8 @@ class Bench:
     def _prompts(self, folder: Path) -> tuple[Run, list[list[Run]]]:
         """The warm-up's and each repeat's; no two of them the same."""
         source = PromptSource(folder, self._settings.seed)
-        warm_up = Run(WARM_UP, source.take(WARM_UP))
+        workload = QUICK_WARM_UP if self._settings.plan.quick else WARM_UP
+        warm_up = Run(workload, source.take(workload))
         repeats = [
             [Run(workload, source.take(workload)) for workload in self._settings.workloads]
             for _ in range(self._settings.repeat)

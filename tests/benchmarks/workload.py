@@ -36,10 +36,11 @@ STANDARD = (
     Workload("shared", 64, 16, prefix_tokens=512, own_tokens=64, new_tokens=64),
 )
 QUICK = (
-    Workload("batch", 4, 4, prefix_tokens=0, own_tokens=32, new_tokens=8),
-    Workload("single", 1, 1, prefix_tokens=0, own_tokens=32, new_tokens=8),
-    Workload("shared", 6, 3, prefix_tokens=64, own_tokens=16, new_tokens=8),
+    Workload("batch", 4, 4, prefix_tokens=0, own_tokens=24, new_tokens=4),
+    Workload("single", 1, 1, prefix_tokens=0, own_tokens=24, new_tokens=4),
+    Workload("shared", 4, 2, prefix_tokens=64, own_tokens=16, new_tokens=4),
 )
 """To see whether the benchmark works; its figures mean nothing."""
 
 WARM_UP = Workload("warm-up", 4, 4, prefix_tokens=0, own_tokens=40, new_tokens=8)
+QUICK_WARM_UP = Workload("warm-up", 1, 1, prefix_tokens=0, own_tokens=8, new_tokens=2)

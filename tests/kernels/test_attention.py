@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import cpu_prefill, dispatch
+from kernels import cpu_bags, cpu_prefill, dispatch
 from kernels.attention_batch import AttentionBatch, Segment
 from tests.kernels.attention_case import AttentionCase, Problem, relative_error
 
@@ -197,6 +197,26 @@ def test_a_scattered_float32_pool_is_read_in_place(monkeypatch: pytest.MonkeyPat
     assert case.build().error() < FP32_LIMIT
     with pytest.raises(AssertionError, match="chosen"):
         replace(case, transposed=False, seed=1).build().run()
+
+
+def test_a_pool_beyond_int32_is_indexed_with_int64(monkeypatch: pytest.MonkeyPatch) -> None:
+    indexed = []
+    sums = torch.embedding_bag
+
+    def record(*args: torch.Tensor, **options: object) -> tuple[torch.Tensor, ...]:
+        indexed.append(args[1].dtype)
+        return sums(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch, "embedding_bag", record)
+    problem = AttentionCase([(30, 1), (20, 1)]).build()
+    problem.run()
+    rows = problem.segments[0].blocks + problem.segments[1].blocks
+    extent = (max(rows) - min(rows) + 1) * 2 * 16
+    for limit, dtype in ((extent, torch.int32), (extent - 1, torch.int64)):
+        monkeypatch.setattr(cpu_bags, "INT32_ROWS", limit)
+        indexed.clear()
+        assert problem.error() < FP32_LIMIT
+        assert indexed == [dtype, dtype]
 
 
 @pytest.mark.parametrize(("length", "options"), [(64, {}), (40, {"window": 40})])

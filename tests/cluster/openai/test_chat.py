@@ -94,6 +94,13 @@ def test_text_parts_are_joined_in_order(front: Front) -> None:
     )
 
 
+def test_a_response_of_ours_or_openais_can_be_sent_back(front: Front) -> None:
+    answer = front.chat(messages=[USER], max_tokens=1)["choices"][0]["message"]
+    nulls = dict.fromkeys(["audio", "function_call", "tool_calls", "name", "reasoning_content"])
+    text = rendered(front, [USER, {**answer, **nulls, "annotations": []}, USER])
+    assert text == rendered(front, [USER, {"role": "assistant", "content": ","}, USER])
+
+
 def test_developer_is_system_for_a_template_that_lacks_it(front: Front) -> None:
     text = rendered(front, [{"role": "developer", "content": "Be brief."}, USER])
     assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>")

@@ -65,15 +65,37 @@ def test_linears_of_a_model_are_replaced_and_tied_ones_stay_tied() -> None:
     assert [name for name, _ in model.named_parameters()] == ["embed.weight"]
 
 
+@pytest.fixture
+def fresh_probe():
+    packable_dtype.cache_clear()
+    yield
+    packable_dtype.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_probe")
+@pytest.mark.parametrize(("native", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_emulated_bfloat16_is_widened(native, dtype, monkeypatch) -> None:
+    monkeypatch.setattr(packed_linear, "has_native_bf16", lambda device: native)
+    monkeypatch.setattr(packed_linear, "_works", lambda dtype: True)
+    assert packable_dtype(torch.bfloat16) == dtype
+    assert packable_dtype(torch.float32) == torch.float32
+
+
+@pytest.mark.usefixtures("fresh_probe")
 def test_without_the_private_operators_a_model_stays_as_it_is(monkeypatch) -> None:
     def missing(weight: torch.Tensor) -> torch.Tensor:
         raise AttributeError("no such operator")
 
     monkeypatch.setattr(packed_linear, "_pack", missing)
-    packable_dtype.cache_clear()
     model = nn.Sequential(nn.Linear(8, 8))
-    try:
-        pack_linears(model)
-    finally:
-        packable_dtype.cache_clear()
+    pack_linears(model)
     assert type(model[0]) is nn.Linear
+
+
+@pytest.mark.usefixtures("fresh_probe")
+def test_wrong_products_are_found_out(monkeypatch) -> None:
+    monkeypatch.setattr(packed_linear, "_pack", lambda weight: weight.flip(0).to_mkldnn())
+    monkeypatch.setattr(
+        packed_linear, "_multiply", lambda x, packed, bias: F.linear(x, packed.to_dense(), bias)
+    )
+    assert packable_dtype(torch.float32) is None
