@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as hf_logging
 
 from replicas.models import dry_run, module_swap
 from replicas.models.architectures import architecture_name, check_architecture
@@ -65,6 +66,7 @@ def resolve_dtype(name: str, device: str) -> torch.dtype:
 
 
 def _read(path: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    hf_logging.disable_progress_bar()  # a second's work, drawn into the replica's log
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, attn_implementation=ATTENTION, local_files_only=True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -168,3 +169,24 @@ def test_everything_else_goes_on_while_oversized_requests_are_refused(
 
     asyncio.run(run())
     assert len(backend.requests) == 1
+
+
+def test_only_small_bodies_are_handled_on_the_event_loop(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = Tokenizer.encode
+    threads: list[str] = []
+
+    def spy(self: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+        threads.append(threading.current_thread().name)
+        return encode(self, text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", spy)
+    for content in ("small", "large " * 1000):
+        front.complete(prompt=content)
+        front.chat(messages=[message(content)])
+        front.request("POST", "/tokenize", json={"prompt": content})
+    small, large = threads[:3], threads[3:]
+    assert set(small) == {threading.main_thread().name}
+    assert len(large) == 3
+    assert all(name.startswith("quire-http") for name in large)

@@ -32,7 +32,9 @@ def snapshots(cluster: ClusterProcess) -> dict[str, dict[str, Any]]:
 def counter(cluster: ClusterProcess, name: str) -> float:
     """Sum over replicas."""
     text = httpx.get(f"{cluster.url}/metrics").text
-    return sum(float(v) for v in re.findall(rf"^{re.escape(name)}{{[^}}]*}} (\S+)$", text, re.MULTILINE))
+    return sum(
+        float(v) for v in re.findall(rf"^{re.escape(name)}{{[^}}]*}} (\S+)$", text, re.MULTILINE)
+    )
 
 
 def assert_idle(cluster: ClusterProcess) -> None:

@@ -247,6 +247,19 @@ def test_hits_count_what_a_first_admission_found(num_blocks: int) -> None:
     )
 
 
+def test_only_what_looks_for_a_prefix_counts_as_a_query() -> None:
+    for caching in (True, False):
+        replica = Replica(16, caching=caching)
+        for name in ("first", "second"):
+            replica.submit(make_request(name, range(9), max_tokens=1))
+            replica.run()
+        replica.submit(with_prompt_logprobs(make_request("logprobs", range(9), n=2)))
+        replica.run()
+        stats = replica.scheduler.stats
+        expected = (18, 8) if caching else (0, 0)
+        assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == expected
+
+
 def test_a_receipt_tells_of_hits_preemptions_and_stalls() -> None:
     replica = Replica(5)
     replica.submit(make_request("warm", range(9), max_tokens=1))

@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 import pytest
 
@@ -67,6 +66,13 @@ def run_with(
         assert "engine" not in {thread.name for thread in threading.enumerate()}
 
     asyncio.run(main())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def token_ids(deltas: list[TokenDelta], request_id: str, choice: int = 0) -> list[int]:
@@ -184,14 +190,13 @@ def test_a_request_that_breaks_the_engine_is_told_and_so_are_those_behind_it(lla
     config = EngineConfig(num_gpu_blocks_override=64)
 
     async def test(front: Front, _: EngineInfo) -> None:
-        for name in ("good", "bad", "behind"):
+        names = ("good", "bad", "behind")
+        for name in names:
             front.engine.submit(ask(name, random_prompt(5), 400))
-        ended = {
-            d.request_id: d
-            for d in await front.until_finished(*((n, 0) for n in ("good", "bad", "behind")))
-            if d.finish_reason
-        }
-        assert all("no such thing" in (delta.error or "") for delta in ended.values())
+        deltas = await front.until_finished(*((name, 0) for name in names))
+        errors = {d.request_id: d.error for d in deltas if d.finish_reason is not None}
+        assert errors.keys() == set(names)
+        assert all("no such thing" in (error or "") for error in errors.values())
 
     run_with(lambda: RefusingEngine(config, llama.paged, "cpu"), test)
 
@@ -206,16 +211,12 @@ def test_an_engine_that_hangs_is_unhealthy_until_it_moves_again(llama: Twin) -> 
 
     async def test(front: Front, _: EngineInfo) -> None:
         front.engine.submit(ask("a", random_prompt(5), 2))
-        deadline = time.monotonic() + PATIENCE_S
-        while front.engine.failure(patience_s=0.01) is None and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_until, lambda: front.engine.failure(0.01) is not None)
         assert "no step has ended for 0.01 s" in (front.engine.failure(patience_s=0.01) or "")
         assert front.engine.failure(patience_s=60.0) is None
         released.set()
         await front.until_finished(("a", 0))
-        while front.engine.failure(patience_s=0.0) is not None and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
-        assert front.engine.failure(patience_s=0.0) is None
+        await asyncio.to_thread(wait_until, lambda: front.engine.failure(0.0) is None)
 
     config = EngineConfig(num_gpu_blocks_override=64)
     try:
@@ -253,8 +254,7 @@ def test_the_engine_is_built_on_its_own_thread(llama: Twin) -> None:
         return make_engine(llama.paged)
 
     async def test(front: Front, _: EngineInfo) -> None:
-        with suppress(asyncio.QueueEmpty):
-            front.engine.abort("nothing")
+        assert front.engine.failure(PATIENCE_S) is None
 
     run_with(build, test)
     assert builders == ["engine"]

@@ -41,7 +41,7 @@ def test_what_can_never_be_served_is_refused_and_harms_nobody(llama: Twin) -> No
 
 def test_a_prompt_that_leaves_no_room_in_the_context_is_refused(llama: Twin) -> None:
     engine = make_engine(llama.paged, max_model_len=30)
-    with pytest.raises(RequestRefusedError, match="30 tokens leave no room .* max_model_len 30"):
+    with pytest.raises(RequestRefusedError, match=r"30 tokens leave no room .* max_model_len 30"):
         engine.add(ask("long", random_prompt(30)))
     answer = serve(engine, ask("just fits", random_prompt(29)))["just fits", 0]
     assert answer.token_ids == llama.generate(random_prompt(29), 1)

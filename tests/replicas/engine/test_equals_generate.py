@@ -52,7 +52,7 @@ def test_the_prompts_are_those_that_were_asked_for(references: dict[str, Referen
 @pytest.mark.parametrize(
     ("chunk", "block_size", "group"),
     [(16, 16, 0), (16, 64, 2), (512, 16, 4), (512, 64, 6)],
-    ids=lambda value: str(value),
+    ids=str,
 )
 def test_greedy_tokens_are_those_of_generate(
     embedded: PagedModel,
@@ -74,7 +74,7 @@ def test_greedy_tokens_are_those_of_generate(
         assert tokens(answers) == {key: references[key[0]].continuation for key in answers}
         assert len(answers) == 32 + 3 * len(references) // GROUPS
         if warm:
-            assert engine.stats.prefix_cache_hits - before > 1500
+            assert engine.stats.prefix_cache_hits - before > 1000
     assert engine.stats.preemptions == 0
 
 

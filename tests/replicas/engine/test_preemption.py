@@ -10,13 +10,12 @@ from replicas.engine.engine import Engine
 from tests.replicas.engine.driver import (
     Client,
     ask,
-    assert_close,
     assert_same,
     make_engine,
     serve,
     tokens,
 )
-from tests.replicas.engine.tiny_models import VOCAB_SIZE, Twin, random_prompt
+from tests.replicas.engine.tiny_models import Twin, random_prompt
 
 SAMPLED = {"temperature": 1.0, "seed": 1234}
 WAYS: dict[str, dict[str, Any]] = {

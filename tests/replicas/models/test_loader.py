@@ -84,12 +84,6 @@ def test_auto_dtype_follows_the_machine(native, dtype, monkeypatch) -> None:
     assert loader.resolve_dtype("bfloat16", "cpu") == torch.bfloat16
 
 
-def test_cpu_features_decide(monkeypatch) -> None:
-    for feature, native in (("avx512_bf16", True), ("amx_bf16", True), ("avx2", False)):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda name=feature: {name: True})
-        assert loader.has_native_bf16("cpu") is native
-
-
 def test_fingerprints_tell_models_apart(tiny, tmp_path) -> None:
     reference, folder = tiny("llama", **GATED)
     first = loader.load(folder, "float32", "cpu").spec.fingerprint
