@@ -34,7 +34,7 @@ def build(config: ClusterConfig) -> Application:
     count, threads = resolve_replicas(config, cores, gpus)
     served_name = config.model.served_name or config.model.source
     replicas = (
-        serve.deployment(Replica)
+        serve.deployment()(Replica)
         .options(
             num_replicas=count,
             max_ongoing_requests=config.limits.max_queued_requests,
@@ -47,7 +47,8 @@ def build(config: ClusterConfig) -> Application:
                 "runtime_env": {"env_vars": _openmp(threads)},
             },
             request_router_config=RequestRouterConfig(
-                request_router_class="router.serve_router:QuireRouter",
+                # A path, as Serve pickles a class with its module by value.
+                request_router_class="router.serve_router:QuireRouter",  # type: ignore[arg-type]
                 request_router_kwargs={
                     "policy": config.router.policy,
                     "block_size": config.engine.block_size,
@@ -67,7 +68,7 @@ def build(config: ClusterConfig) -> Application:
         )
     )
     return (
-        serve.deployment(Ingress)
+        serve.deployment()(Ingress)
         .options(
             max_ongoing_requests=config.limits.max_queued_requests + INGRESS_SLACK,
             graceful_shutdown_timeout_s=DRAIN_TIMEOUT_S,

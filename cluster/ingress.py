@@ -46,7 +46,9 @@ class IngressSettings:
 class Ingress:
     """Tokenises, places, streams; replicas speak token ids."""
 
-    async def __init__(self, settings: IngressSettings, replicas: DeploymentHandle) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, settings: IngressSettings, replicas: DeploymentHandle[Any]
+    ) -> None:
         self._replicas = replicas
         self._served_name = settings.served_name
         first: ReplicaReport = await replicas.report.remote()  # waits for a replica to be up

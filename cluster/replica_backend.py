@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 from ray.serve import context as serve_context
 from ray.serve.exceptions import BackPressureError
@@ -25,7 +26,7 @@ class ReplicaBackend:
     """The HTTP layer's Backend over a handle to the replicas."""
 
     def __init__(
-        self, handle: DeploymentHandle, listener: ReplyListener, max_requests: int
+        self, handle: DeploymentHandle[Any], listener: ReplyListener, max_requests: int
     ) -> None:
         self._handle = handle
         self._listener = listener
@@ -33,7 +34,9 @@ class ReplicaBackend:
         self._num_open = 0
         self._calls: set[asyncio.Task[None]] = set()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Sequence[TokenDelta]]:
+    async def generate(
+        self, request: GenerateRequest
+    ) -> AsyncGenerator[Sequence[TokenDelta], None]:
         """Deltas of all choices as they come; closing the iterator aborts what still runs.
 
         Raises:
@@ -68,13 +71,13 @@ class ReplicaBackend:
         # take them for each other: an empty one makes Serve draw an id of the call's own.
         current = serve_context._get_serve_request_context()
         serve_context._serve_request_context.set(
-            dataclasses.replace(current, _internal_request_id="")
+            dataclasses.replace(current, _internal_request_id="")  # type: ignore[arg-type]
         )
         response = self._handle.generate.remote(request, self._listener.address)
         try:
             await response
         except asyncio.CancelledError:
-            response.cancel()
+            response.cancel()  # type: ignore[no-untyped-call]
             raise
         except BackPressureError as error:
             inbox.fail(QueueFull(str(error)))

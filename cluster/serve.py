@@ -22,6 +22,7 @@ from replicas.models import sources
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
+_LOOPBACK = ("127.0.0.1", "localhost")
 _POLL_S = 0.2
 _FAILURE = 1
 
@@ -46,14 +47,14 @@ def run(config_path: Path, host: str | None, port: int | None) -> int:
         raise ConfigError([str(error)]) from error
 
     _say(f"starting Ray and {config.model.source} ...")
-    local = http["host"] in ("127.0.0.1", "localhost")
     ray.init(
         address="local",
         namespace="serve",
         include_dashboard=False,
         logging_level=logging.WARNING,
         log_to_driver=False,
-        **({"_node_ip_address": "127.0.0.1"} if local else {}),
+        # Ray's own ports stay on loopback too, unless the API is to be reached from elsewhere.
+        _node_ip_address="127.0.0.1" if http["host"] in _LOOPBACK else None,
     )
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):  # after ray.init, which sets its own

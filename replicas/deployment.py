@@ -71,7 +71,7 @@ class Replica:
     and its cancellation is the request's.
     """
 
-    async def __init__(self, settings: ReplicaSettings) -> None:
+    async def __init__(self, settings: ReplicaSettings) -> None:  # type: ignore[misc]  # Serve awaits it
         self._loop = asyncio.get_running_loop()
         self._id = serve.get_replica_context().replica_id.unique_id
         self._active: dict[str, _Active] = {}

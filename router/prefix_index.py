@@ -30,7 +30,7 @@ class PrefixIndex:
 
     def match(self, replica: str, chain: Sequence[bytes]) -> int:
         """Leading blocks of `chain` that `replica` holds."""
-        held = self._held.get(replica, {})
+        held = self._held.get(replica, OrderedDict[bytes, None]())
         for count, digest in enumerate(chain):
             if digest not in held:
                 return count

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from ray.serve.request_router import (
     PendingRequest,
     ReplicaID,
-    ReplicaResult,
     RequestRouter,
     RunningReplica,
 )
@@ -23,8 +23,9 @@ class QuireRouter(RequestRouter):
     internal request id of its own, or siblings of one HTTP request are taken for each other.
     """
 
-    def initialize_state(self, policy: str, block_size: int) -> None:
-        self._placer = Placer(POLICIES[policy](), block_size)
+    def initialize_state(self, **kwargs: Any) -> None:
+        """`policy`: a key of POLICIES; `block_size`: tokens a block holds."""
+        self._placer = Placer(POLICIES[kwargs["policy"]](), kwargs["block_size"])
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         gone = set(self.curr_replicas) - {replica.replica_id for replica in replicas}
@@ -50,7 +51,7 @@ class QuireRouter(RequestRouter):
         return [[by_id[replica]] for replica in order]
 
     def on_request_routed(
-        self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: object
     ) -> None:
         self._placer.routed(pending_request.metadata.internal_request_id)
 

@@ -15,7 +15,8 @@ from replicas.core.scheduler_output import (
     StepResult,
 )
 from replicas.engine.kv_pool import KVPool
-from replicas.engine.sampler import Sampler, SampleRow
+from replicas.engine.logit_processors import SampleRow
+from replicas.engine.sampler import Sampler
 from replicas.models.hf_adapter import PagedModel
 from replicas.protocol import TokenLogprobs
 

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from replicas.core.scheduler_output import SampledToken
 from replicas.engine.candidates import take_rows
 from replicas.engine.draws import Draw, draw_for
 from replicas.engine.logit_processors import SampleRow, changes_logits, process
 from replicas.engine.logprobs import report
 from replicas.protocol import TokenLogprobs
 
-__all__ = ["SampleRow", "SampledToken", "Sampler"]
-
 _ROWS_AT_ONCE = 64
 """Bounds the copies of logits and the candidates held at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """The token drawn for one row."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None
-    """Where `SamplingParams.logprobs` asks for it; of the raw logits."""
 
 
 class Sampler:

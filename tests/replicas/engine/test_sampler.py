@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from replicas.core.sampling_params import SamplingParams
+from replicas.core.scheduler_output import SampledToken
+from replicas.engine.logit_processors import SampleRow
 from replicas.engine.noise import uniform
-from replicas.engine.sampler import SampledToken, Sampler, SampleRow
+from replicas.engine.sampler import Sampler
 from tests.replicas.engine import sampling_reference as reference
 from tests.replicas.engine.sampling_cases import sampled_params, score_rows
 
