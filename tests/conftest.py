@@ -20,3 +20,8 @@ def _one_torch_thread() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The real cluster comes last: it runs no longer than its tests need, and beside no others."""
+    items.sort(key=lambda item: item.get_closest_marker("e2e") is not None)

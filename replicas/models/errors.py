@@ -13,3 +13,8 @@ class UnsupportedArchitectureError(ValueError):
 
 class PackageClashError(RuntimeError):
     """An installed package takes the place of one of ours."""
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another library says, without its advice below."""
+    return str(error).strip().partition("\n")[0]

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from replicas.models.architectures import check_architecture
-from replicas.models.errors import ModelSourceError, UnsupportedArchitectureError
+from replicas.models.errors import ModelSourceError, UnsupportedArchitectureError, first_line
 from replicas.models.fingerprint import content_digest
 
 _FORMAT = 1
@@ -57,17 +57,21 @@ def convert(
     try:
         models.mkdir(parents=True, exist_ok=True)
         with FileLock(models / f".{name}.lock", timeout=_LOCK_TIMEOUT_S):
+            shutil.rmtree(partial, ignore_errors=True)  # of one that was killed
             if not target.is_dir():
-                shutil.rmtree(partial, ignore_errors=True)
-                _convert(source, partial, progress)
-                partial.rename(target)
+                try:
+                    _convert(source, partial, progress)
+                    partial.rename(target)
+                finally:
+                    shutil.rmtree(partial, ignore_errors=True)
     except Timeout as error:
         raise ModelSourceError(
             f"another process has been converting {source.name} for "
             f"{_LOCK_TIMEOUT_S / 60:.0f} minutes"
         ) from error
     except OSError as error:
-        raise ModelSourceError(f"cannot convert {source} into {models}: {error}") from error
+        reason = first_line(error)
+        raise ModelSourceError(f"cannot convert {source} into {models}: {reason}") from error
     return target
 
 
@@ -89,8 +93,7 @@ def _convert(source: Path, folder: Path, progress: Callable[[str], None]) -> Non
     except (ValueError, NotImplementedError) as error:
         if isinstance(error, UnsupportedArchitectureError):
             raise
-        reason = str(error).strip().partition("\n")[0]
-        raise ModelSourceError(f"cannot convert {source}: {reason}") from error
+        raise ModelSourceError(f"cannot convert {source}: {first_line(error)}") from error
     progress(f"converted {source.name} in {time.monotonic() - started:.0f} s: {folder.parent}")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from replicas.models.architectures import check_architecture
-from replicas.models.errors import ModelSourceError, PackageClashError
+from replicas.models.errors import ModelSourceError, PackageClashError, first_line
 
 EMBEDDED = "embedded"
 """The source that stands for the model that comes with Quire."""
@@ -125,6 +125,6 @@ def _snapshot(source: str, revision: str | None, patterns: tuple[str, ...]) -> P
             ignore_patterns=list(_HUB_SKIPPED),
         )
     except (OSError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = first_line(error)
         raise ModelSourceError(f"cannot fetch {source}{at} from the hub: {reason}") from error
     return Path(folder)

@@ -48,6 +48,7 @@ def run_job(module: str, python: str, plan: Plan, say: Say) -> dict[str, Any]:
             cwd=ROOT,
             env=env,
             text=True,
+            start_new_session=True,  # Ctrl-C comes to us alone, and from us to the job
         )
     deadline = threading.Timer(_DEADLINE_S, process.terminate)
     deadline.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import time
@@ -10,9 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
-_START_S = 300.0
 _STOP_S = 60.0
 _POLL_S = 0.2
 _LOG_TAIL = 2000
@@ -32,31 +32,43 @@ def free_port() -> int:
 
 @contextmanager
 def running(
-    command: Sequence[str], url: str, log: Path, env: dict[str, str] | None = None
+    command: Sequence[str],
+    url: str,
+    log: Path,
+    start_s: float,
+    env: dict[str, str] | None = None,
 ) -> Iterator[None]:
-    """Runs `command` while `url`/health answers; then stops it with SIGTERM and waits.
+    """Runs `command` until `url`/health answers; in the end stops it with SIGTERM and waits.
 
     Raises:
         ServerError: it ended by itself, was not ready in time, or would not stop.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT, env=env
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=log.parent,
+            env=env,
+            start_new_session=True,
         )
     try:
-        _wait_until_ready(process, url, log)
+        _wait_until_ready(process, url, log, start_s)
         yield
     finally:
         _stop(process, log)
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + _START_S
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], url: str, log: Path, start_s: float
+) -> None:
+    deadline = time.monotonic() + start_s
     while not _answers(f"{url}/health"):
         if process.poll() is not None:
             raise ServerError(f"the server ended with status {process.returncode}: {_tail(log)}")
         if time.monotonic() > deadline:
-            raise ServerError(f"the server was not ready within {_START_S:g} s: {_tail(log)}")
+            raise ServerError(f"the server was not ready within {start_s:g} s: {_tail(log)}")
         time.sleep(_POLL_S)
 
 
@@ -73,7 +85,7 @@ def _stop(process: subprocess.Popen[bytes], log: Path) -> None:
     try:
         process.wait(_STOP_S)
     except subprocess.TimeoutExpired as error:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # its children with it
         process.wait()
         raise ServerError(f"the server did not stop within {_STOP_S:g} s: {_tail(log)}") from error
 

@@ -19,8 +19,7 @@ from tests.benchmarks.plan import Plan
 
 def main() -> int:
     module, plan, result = sys.argv[1:]
-    # Asked to stop, a job must leave nothing running: let `finally` blocks do their work.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, _stop)
     progress = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     try:
@@ -31,6 +30,12 @@ def main() -> int:
         report = {"not_installed": str(error)}
     Path(result).write_text(json.dumps(report), encoding="utf-8")
     return 0
+
+
+def _stop(*_: object) -> None:
+    """Let `finally` blocks do their work, undisturbed: a job must leave nothing running."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":

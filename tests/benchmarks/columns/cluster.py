@@ -15,6 +15,7 @@ from tests.benchmarks.measure import Serve, measure
 from tests.benchmarks.plan import Plan, Say
 
 _MODEL = "bench"
+_START_S = 300.0
 
 
 def serve_config(plan: Plan) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def start(plan: Plan) -> Iterator[Serve]:
     command = [sys.executable, "-m", "cluster.cli", "serve", "--config", str(config)]
     command += ["--host", server.HOST, "--port", str(port)]
     url = f"http://{server.HOST}:{port}"
-    with server.running(command, url, plan.scratch / "cluster.log"):
+    with server.running(command, url, plan.scratch / "cluster.log", _START_S):
         yield functools.partial(client.drive, url, _MODEL)
 
 

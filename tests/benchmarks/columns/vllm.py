@@ -16,6 +16,8 @@ from tests.benchmarks.plan import Plan, Say
 
 _MODEL = "bench"
 _KV_GIB = 2
+_START_S = 1200.0
+"""It compiles the model first."""
 
 
 @contextmanager
@@ -34,7 +36,7 @@ def start(plan: Plan) -> Iterator[Serve]:
         "VLLM_CPU_KVCACHE_SPACE": str(_KV_GIB),
     }
     url = f"http://{server.HOST}:{port}"
-    with server.running(command, url, plan.scratch / "vllm.log", env):
+    with server.running(command, url, plan.scratch / "vllm.log", _START_S, env):
         yield functools.partial(client.drive, url, _MODEL)
 
 

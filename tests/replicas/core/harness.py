@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from replicas.core.sampling_params import SamplingParams
 from replicas.core.scheduler import Scheduler, SchedulerConfig
 from replicas.core.scheduler_output import FinishedChoice, SchedulerOutput, StepOutcome
 from replicas.core.updater import StepUpdater
-from replicas.protocol import FinishReason, GenerateRequest, TokenDelta
+from replicas.protocol import FinishReason, GenerateRequest, Receipt, TokenDelta
 from tests.replicas.core.fake_device import (
     EOS,
     FakeDevice,
@@ -102,6 +103,9 @@ class Replica:
         self.finished: list[FinishedChoice] = []
         self.first_token_s: list[float] = []
         self.steps: list[SchedulerOutput] = []
+        self._outputs_at_admission: dict[ChoiceKey, int] = {}
+        self._preempted_at: dict[ChoiceKey, list[float]] = defaultdict(list)
+        self._resumed_at: dict[ChoiceKey, list[float]] = defaultdict(list)
 
     @property
     def limit(self) -> int:
@@ -147,7 +151,7 @@ class Replica:
         """The first half of a step, with the rules that hold for each one."""
         scheduler, before = self.scheduler, list(self.scheduler.running)
         has_work = scheduler.has_work
-        protected = [c for c in before if c.epoch and c.progress < self.config.min_progress_tokens]
+        protected = {c for c in before if c.epoch and self._lacks_progress(c.key)}
         leader_needs_blocks = (
             before
             and before[0].num_remaining_tokens == 1
@@ -167,9 +171,10 @@ class Replica:
         if before:
             assert scheduler.running.count(before[0]) == 1, "the leader was preempted"
         if not leader_needs_blocks:
-            assert set(protected) <= set(scheduler.running), "preempted again without progress"
+            assert protected <= set(scheduler.running), "preempted again without progress"
         if output.num_preempted:
             assert set(scheduler.running) < set(before), "admitted in a step that preempted"
+        self._keep_times(set(before), set(scheduler.running))
         return output
 
     def finish_step(self, output: SchedulerOutput) -> StepOutcome:
@@ -222,10 +227,30 @@ class Replica:
             assert delta.prompt_logprobs is None
         self.outputs[key] += delta.token_ids
         assert (delta.receipt is None) == (delta.finish_reason is None)
-        if delta.finish_reason is not None:
+        if delta.receipt is not None:
+            self._check_receipt(key, delta.receipt)
             stopped = delta.finish_reason is FinishReason.STOP
             assert delta.stop_token_id == (delta.token_ids[-1] if stopped else None)
             self.last[key] = delta
+
+    def _lacks_progress(self, key: ChoiceKey) -> bool:
+        progress = len(self.outputs[key]) - self._outputs_at_admission[key]
+        return progress < self.config.min_progress_tokens
+
+    def _keep_times(self, before: set[Choice], after: set[Choice]) -> None:
+        for choice in before - after:
+            self._preempted_at[choice.key].append(self.now)
+        for choice in after - before:
+            self._outputs_at_admission[choice.key] = len(self.outputs[choice.key])
+            if choice.key in self._preempted_at:
+                self._resumed_at[choice.key].append(self.now)
+
+    def _check_receipt(self, key: ChoiceKey, receipt: Receipt) -> None:
+        stops, goes = self._preempted_at[key], self._resumed_at[key]
+        assert receipt.preemptions == len(stops) == len(goes)
+        assert receipt.stall_s == sum(goes) - sum(stops)
+        assert receipt.recomputed_tokens == 0 or receipt.preemptions > 0
+        assert receipt.cached_tokens < len(self.requests[key[0]].prompt_token_ids)
 
     def _check_stats(self) -> None:
         stats = self.scheduler.stats
@@ -238,5 +263,3 @@ class Replica:
         assert stats.preemptions == sum(step.num_preempted for step in self.steps)
         assert stats.prefix_cache_hits <= stats.prefix_cache_queries
         assert stats.recomputed_tokens == 0 or stats.preemptions > 0
-        receipts = [delta.receipt for delta in self.last.values() if delta.receipt is not None]
-        assert all(r.queue_s >= 0 and r.stall_s >= 0 for r in receipts)

@@ -68,6 +68,8 @@ def test_choices_without_a_seat_wait(caching: bool) -> None:
     assert all(len(outputs) == 1 for outputs in replica.outputs.values())
     replica.run()
     assert replica.scheduler.stats.preemptions == 0
+    receipts = [replica.last["a", index].receipt for index in range(4)]
+    assert all(receipt is not None and receipt.queue_s == 1.0 for receipt in receipts)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +154,18 @@ def test_a_preempted_choice_leaves_the_shared_blocks_to_the_others() -> None:
     prompt = replica.choice("a").blocks[:2]
     assert [replica.scheduler.kv.pool.references(b) for b in prompt] == [2, 2]
     replica.run()
+
+
+def test_a_preempted_choice_recomputes_the_prompt_it_shared() -> None:
+    replica = Replica(6, caching=False)
+    replica.submit(make_request("a", range(8), n=3, max_tokens=8))
+    while not replica.scheduler.stats.preemptions:
+        replica.step()
+    computed = 8 + len(replica.outputs["a", 2]) - 1
+    replica.run()
+    receipt = replica.last["a", 2].receipt
+    assert receipt is not None
+    assert (receipt.preemptions, receipt.recomputed_tokens) == (1, computed)
 
 
 def test_only_the_first_choice_recomputes_for_prompt_logprobs() -> None:

@@ -231,7 +231,7 @@ def test_refused_and_cancelled_hits_keep_no_reference() -> None:
 @pytest.mark.parametrize("num_blocks", [20, 500])
 def test_hits_count_what_a_first_admission_found(num_blocks: int) -> None:
     """O28: random prompts have no hits, however often they come back and find themselves."""
-    replica = Replica(num_blocks)
+    replica = Replica(num_blocks, budget=8)
     replica.submit(*own_prompts(30, 12, max_tokens=12))
     replica.run()
     stats = replica.scheduler.stats
