@@ -2,6 +2,8 @@
 
 # No `from __future__ import annotations`: Serve looks at the class in build's annotation.
 
+import logging
+
 import ray
 from ray import serve
 from ray.serve import Application
@@ -11,6 +13,8 @@ from cluster.config import ClusterConfig, check_environment, resolve_device, res
 from cluster.ingress import Ingress, IngressSettings
 from replicas.deployment import Replica, ReplicaSettings
 from replicas.models import sources
+
+logger = logging.getLogger("ray.serve")
 
 HEALTH_PERIOD_S = 5.0
 HEALTH_TIMEOUT_S = 15.0
@@ -28,6 +32,7 @@ def build(config: ClusterConfig) -> Application:
     check_environment()
     sources.check_hf_kernels_absent()
     sources.resolve(config.model.source, config.model.revision)
+    logger.info("effective configuration:\n%s", config.to_yaml())
     resources = ray.cluster_resources()
     cores, gpus = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
     device = resolve_device(config, gpus)

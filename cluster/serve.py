@@ -19,6 +19,7 @@ from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 from cluster.config_errors import ConfigError
 from cluster.serve_config import load_serve_config
 from replicas.models import sources
+from replicas.models.errors import PackageClashError
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -42,8 +43,8 @@ def run(config_path: Path, host: str | None, port: int | None) -> int:
     _check_port(http["host"], http["port"])
     try:
         sources.check_hf_kernels_absent()
-        sources.resolve(config.model.source, config.model.revision)
-    except ValueError as error:
+        sources.resolve(config.model.source, config.model.revision, progress=_say)
+    except (ValueError, PackageClashError) as error:
         raise ConfigError([str(error)]) from error
 
     _say(f"starting Ray and {config.model.source} ...")
