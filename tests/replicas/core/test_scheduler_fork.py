@@ -157,15 +157,16 @@ def test_a_preempted_choice_leaves_the_shared_blocks_to_the_others() -> None:
 
 
 def test_a_preempted_choice_recomputes_the_prompt_it_shared() -> None:
-    replica = Replica(6, caching=False)
-    replica.submit(make_request("a", range(8), n=3, max_tokens=8))
-    while not replica.scheduler.stats.preemptions:
-        replica.step()
-    computed = 8 + len(replica.outputs["a", 2]) - 1
+    replica = Replica(5, caching=False)
+    replica.submit(make_request("other", range(4)), make_request("a", range(50, 58), n=2))
+    replica.step()
+    assert states(replica, "a") == "RR"
+    assert replica.step().num_preempted == 1, "the other took the block"
+    assert states(replica, "a") == "RW"
     replica.run()
-    receipt = replica.last["a", 2].receipt
+    receipt = replica.last["a", 1].receipt
     assert receipt is not None
-    assert (receipt.preemptions, receipt.recomputed_tokens) == (1, computed)
+    assert (receipt.preemptions, receipt.recomputed_tokens) == (1, 8)
 
 
 def test_only_the_first_choice_recomputes_for_prompt_logprobs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,10 +71,9 @@ def tokenise_prompts(folder: Path) -> dict[str, list[int]]:
     return slices | {opening: tokenizer(opening).input_ids for opening in _OPENINGS}
 
 
-def generate(folder: Path, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Continue each prompt alone, unpadded, greedily, in float32; takes a minute or two."""
+def generate(folder: Path, prompts: dict[str, list[int]]) -> Iterator[tuple[str, list[int]]]:
+    """Continue each prompt alone, unpadded, greedily, in float32; takes seconds a prompt."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    continuations = {}
     for name, prompt in prompts.items():
         output = model.generate(
             torch.tensor([prompt]),
@@ -82,8 +82,7 @@ def generate(folder: Path, prompts: dict[str, list[int]]) -> dict[str, list[int]
             do_sample=False,
             eos_token_id=None,
         )
-        continuations[name] = output[0, len(prompt) :].tolist()
-    return continuations
+        yield name, output[0, len(prompt) :].tolist()
 
 
 def digest(folder: Path, prompts: dict[str, list[int]]) -> str:
