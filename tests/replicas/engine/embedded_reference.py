@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,9 +70,10 @@ def tokenise_prompts(folder: Path) -> dict[str, list[int]]:
     return slices | {opening: tokenizer(opening).input_ids for opening in _OPENINGS}
 
 
-def generate(folder: Path, prompts: dict[str, list[int]]) -> Iterator[tuple[str, list[int]]]:
-    """Continue each prompt alone, unpadded, greedily, in float32; takes seconds a prompt."""
+def generate(folder: Path, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Continue each prompt alone, unpadded, greedily, in float32; takes a minute or two."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    continuations = {}
     for name, prompt in prompts.items():
         output = model.generate(
             torch.tensor([prompt]),
@@ -82,7 +82,8 @@ def generate(folder: Path, prompts: dict[str, list[int]]) -> Iterator[tuple[str,
             do_sample=False,
             eos_token_id=None,
         )
-        yield name, output[0, len(prompt) :].tolist()
+        continuations[name] = output[0, len(prompt) :].tolist()
+    return continuations
 
 
 def digest(folder: Path, prompts: dict[str, list[int]]) -> str:

@@ -24,18 +24,15 @@ GROUPS = 8
 
 @pytest.fixture(scope="module")
 def references(pytestconfig: pytest.Config) -> dict[str, Reference]:
-    """Computed once: pytest's cache keeps them until something they depend on changes."""
+    """From pytest's cache, where nothing that they depend on has changed since."""
     folder = resolve(EMBEDDED)
     prompts = tokenise_prompts(folder)
-    cache: pytest.Cache | None = getattr(pytestconfig, "cache", None)  # it can be switched off
     key = f"quire/generate-{digest(folder, prompts)}"
-    known: dict[str, list[int]] = {} if cache is None else cache.get(key, {})
-    missing = {name: ids for name, ids in prompts.items() if name not in known}
-    for name, continuation in generate(folder, missing) if missing else ():
-        known[name] = continuation
-        if cache is not None:
-            cache.set(key, known)
-    return {name: Reference(tuple(ids), known[name]) for name, ids in prompts.items()}
+    continuations = pytestconfig.cache.get(key, None)
+    if continuations is None:
+        continuations = generate(folder, prompts)
+        pytestconfig.cache.set(key, continuations)
+    return {name: Reference(tuple(ids), continuations[name]) for name, ids in prompts.items()}
 
 
 def requests(references: dict[str, Reference], group: int) -> list[GenerateRequest]:
