@@ -20,7 +20,8 @@ from replicas.engine.sampler import Sampler
 from tests.replicas.engine import sampling_reference as reference
 from tests.replicas.engine.sampling_cases import sampled_params, score_rows
 
-VOCAB_SIZE = 3000
+VOCAB_SIZE = 5000
+"""More groups of tokens than there are candidates for a nucleus at first."""
 EOS = 2
 
 
@@ -54,6 +55,24 @@ def test_every_draw_equals_the_reference(
     noise = [uniform(sampling.seed, choice, index) for index in range(12)]
     wanted = [reference.drawn(kept, u) for u in noise]
     assert draw(scores.repeat(12, 1), *rows) == wanted
+
+
+@pytest.mark.parametrize(
+    "truncation",
+    [
+        {"top_p": 0.9},
+        {"top_p": 0.9, "min_p": 0.6},
+        {"top_k": 700, "top_p": 0.9},
+        {"top_k": 700, "min_p": 0.6},
+        {"top_k": 40, "top_p": 0.9, "min_p": 0.9},
+    ],
+)
+def test_draws_from_wide_distributions(truncation: dict[str, Any]) -> None:
+    logits = logits_of(1, 0.5)
+    rows = [row(n, **truncation) for n in range(300)]
+    kept = reference.kept(logits[0], rows[0].sampling)
+    wanted = [reference.drawn(kept, uniform(0, 0, n)) for n in range(300)]
+    assert draw(logits.repeat(300, 1), *rows) == wanted
 
 
 @settings(max_examples=80, deadline=None)
@@ -234,5 +253,5 @@ def test_shapes_are_checked() -> None:
     assert sampler.sample(torch.empty(0, VOCAB_SIZE), []) == []
     with pytest.raises(ValueError, match="2 rows"):
         sampler.sample(logits_of(3), [row(), row()])
-    with pytest.raises(ValueError, match="vocabulary of 3000"):
+    with pytest.raises(ValueError, match="vocabulary of 5000"):
         sampler.sample(torch.zeros(1, 10), [row()])

@@ -36,6 +36,17 @@ def test_draw_inverts_the_cumulative_distribution(row: list[int], uniform: float
 
 
 @pytest.mark.parametrize("draw", WAYS)
+def test_draws_next_to_every_boundary(draw: Draw) -> None:
+    torch.manual_seed(0)
+    row = weights.weigh_(torch.rand(600) * -5)
+    ends = row.double().cumsum(0)
+    below, above = (ends - 0.5) / ends[-1], (ends[:-1] + 0.5) / ends[-1]
+    rows = row.repeat(600, 1)
+    assert draw(rows, below).tolist() == list(range(600))
+    assert draw(rows[1:], above).tolist() == list(range(1, 600))
+
+
+@pytest.mark.parametrize("draw", WAYS)
 def test_largest_uniform_draws_the_last_token_with_weight(draw: Draw) -> None:
     totals = torch.cat((torch.arange(1.0, 2000.0), 2.0 ** torch.arange(35) * 1.25))
     rows = torch.zeros(len(totals), 600)
