@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
 
-.PHONY: help setup serve test check fix bench clean
+.PHONY: help setup serve test check fix bench bench-preempt bench-swap clean
 
 help:
 	@echo 'make setup    create $(VENV) and convert the embedded model'
@@ -21,6 +21,8 @@ help:
 	@echo 'make check    lint, types, import directions, file lengths; changes nothing'
 	@echo 'make fix      format, and mend what the linter can'
 	@echo 'make bench    measure; ARGS= go to the benchmark'
+	@echo 'make bench-preempt  measure what a shortage of KV costs'
+	@echo 'make bench-swap     measure copies to and from host memory'
 	@echo 'make clean    remove $(VENV) and caches'
 
 setup: $(SETUP)
@@ -44,6 +46,12 @@ fix: $(SETUP)
 
 bench: $(SETUP)
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+bench-preempt: $(SETUP)
+	$(BIN)/python -m tests.benchmarks.preempt $(ARGS)
+
+bench-swap: $(SETUP)
+	$(BIN)/python -m tests.benchmarks.swap $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -16,7 +16,10 @@ class _Merged(Collector):
             merged = self._by_name.setdefault(
                 family.name, Metric(family.name, family.documentation, family.type, family.unit)
             )
-            merged.samples.extend(family.samples)
+            # Creation times would add a family to each histogram; the client library
+            # can only leave them out for a whole process.
+            created = f"{family.name}_created"
+            merged.samples.extend(each for each in family.samples if each.name != created)
 
     def collect(self) -> Iterator[Metric]:
         yield from self._by_name.values()

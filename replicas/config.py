@@ -41,13 +41,33 @@ class EngineConfig(BaseModel):
     """Whether requests share the KV blocks of equal prefixes."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """Order of waiting requests: by arrival, or by `priority` (lower first), then arrival."""
-    preemption_mode: Literal["auto", "recompute"] = "auto"
-    """How a preempted choice gets its KV back; auto takes recompute, the only mode so far."""
-    swap_space: Annotated[float, Field(ge=0.0)] = 0.0
-    """GiB of host memory for swapped KV blocks. Only 0: swapping is not built yet."""
+    preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
+    """How a preempted choice gets its KV back: computed again, or kept in the host tier and
+    copied back. auto takes, each time, what costs less by measured rates; without a host tier
+    (`swap_space` 0) that is recompute."""
+    swap_space: Annotated[float, Field(ge=0.0, le=16384.0)] = 0.0
+    """GiB of host memory for each replica's host tier, which keeps the KV of preempted choices
+    and of evicted prefixes; 0 for none."""
+    preemption_policy: Literal["last_admitted", "priority", "cheapest"] = "last_admitted"
+    """Who gives way: the choice admitted last; one of the class that `priority` serves last, of
+    these the last admitted; or the one whose return costs least for the blocks it frees."""
     min_progress_tokens: Annotated[int, Field(ge=1, le=65536)] = 8
     """Tokens a resumed choice computes beyond its known history before it may be preempted
     again."""
+    admission: Literal["look_ahead", "eager"] = "look_ahead"
+    """Whether a waiting choice is let in beside running ones where their expected output would
+    still fit, or as soon as the tokens known so far do."""
+    watermark: Annotated[float, Field(ge=0.0, le=0.5)] = 0.01
+    """Share of the KV pool that admitting a choice beside running ones leaves free."""
+    preemption_hysteresis: Annotated[float, Field(ge=0.0, le=0.5)] = 0.05
+    """Share of the KV pool that must be free, after a preemption, before a new request is
+    admitted; holds until a running choice ends."""
+    spill_prefix_tokens: Annotated[int, Field(ge=1)] | None = 512
+    """Tokens of a cached prefix from which on it is written to the host tier before it is
+    evicted even if it was never hit. null writes only prefixes that were hit."""
+    restore_patience_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 5.0
+    """Seconds that a restore from the host tier may take; a longer one is given up, and the KV
+    computed again."""
 
     @field_validator("block_size")
     @classmethod
@@ -63,20 +83,6 @@ class EngineConfig(BaseModel):
             raise ValueError(f"{value!r} is not supported yet")
         return value
 
-    @field_validator("preemption_mode", mode="before")
-    @classmethod
-    def _check_preemption_mode(cls, value: object) -> object:
-        if value == "swap":
-            raise ValueError("'swap' is not built yet")
-        return value
-
-    @field_validator("swap_space")
-    @classmethod
-    def _check_swap_space(cls, value: float) -> float:
-        if value > 0:
-            raise ValueError(f"{value:g} asks for swapping, which is not built yet; leave it at 0")
-        return value
-
     @model_validator(mode="after")
     def _check_token_budget(self) -> Self:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -84,4 +90,10 @@ class EngineConfig(BaseModel):
                 f"max_num_batched_tokens {self.max_num_batched_tokens} is less than "
                 f"max_num_seqs {self.max_num_seqs}: each running choice needs one token a step"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_swap_space(self) -> Self:
+        if self.preemption_mode == "swap" and not self.swap_space:
+            raise ValueError("preemption_mode 'swap' needs a host tier: set swap_space above 0 GiB")
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import logging
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,13 @@ import torch
 from prometheus_client.metrics_core import Metric
 from ray import serve
 
+from replicas import ray_store
 from replicas.config import EngineConfig
 from replicas.core.scheduler_output import StepOutcome
 from replicas.core.scheduler_stats import SchedulerStats
 from replicas.engine.async_engine import AsyncEngine
 from replicas.engine.engine import Engine
+from replicas.host_store import HostStore, HostStoreError
 from replicas.metrics import EngineMetrics
 from replicas.models import loader, sources
 from replicas.protocol import (
@@ -29,6 +32,8 @@ from replicas.protocol import (
     TokenDelta,
 )
 from replicas.reply_channel import ReplyChannel, ReplyChannels
+
+logger = logging.getLogger("ray.serve")
 
 STEP_PATIENCE_S = 120.0
 """A step that takes longer makes the replica unhealthy: far above any real one."""
@@ -77,7 +82,7 @@ class Replica:
         self._active: dict[str, _Active] = {}
         self._engine = AsyncEngine(functools.partial(build_engine, settings), self._deliver)
         self._channels = ReplyChannels(self._engine.abort, self._lose_channel)
-        self._snapshot = ReplicaSnapshot(0, 0, 0, 0, 0)
+        self._snapshot = ReplicaSnapshot()
         self._info = await self._engine.start()
         self._metrics = EngineMetrics(settings.served_name, self._id, self._info)
 
@@ -141,4 +146,16 @@ def build_engine(settings: ReplicaSettings) -> Engine:
     torch.set_num_threads(settings.threads)
     folder: Path = sources.resolve(settings.source, settings.revision)
     model = loader.load(folder, settings.dtype, settings.device)
-    return Engine(settings.engine, model, settings.device)
+    swap_bytes = int(settings.engine.swap_space * 2**30)
+    open_store = functools.partial(_attach_store, swap_bytes) if swap_bytes else None
+    return Engine(settings.engine, model, settings.device, open_store=open_store)
+
+
+def _attach_store(swap_bytes: int, identity: bytes, block_bytes: int) -> HostStore | None:
+    """Host memory of the node's keeper. A replica serves without it, if need be: what it would
+    restore it computes."""
+    try:
+        return ray_store.attach(identity, swap_bytes, block_bytes)
+    except HostStoreError as error:
+        logger.warning("no host tier, preempted requests are recomputed: %s", error)
+        return None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client import Histogram
 from prometheus_client.metrics_core import Metric
 
 from replicas.core.scheduler_output import FinishedChoice, StepOutcome
 from replicas.core.scheduler_stats import SchedulerStats
+from replicas.metric_families import MetricFamilies
+from replicas.preemption_metrics import PreemptionMetrics
 from replicas.protocol import EngineInfo, ReplicaSnapshot
 
 _FIRST_TOKEN_S = (
@@ -28,17 +29,15 @@ _STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
 _PREEMPTIONS = (0, 1, 2, 3, 4, 5, 10, 20)
 """With a bucket for 0: else a request never preempted looks like one preempted once."""
 
-_LABELS = ("model_name", "engine")
-
 
 class EngineMetrics:
     """Observes steps; `collect` gives everything as Prometheus metric families."""
 
     def __init__(self, model_name: str, replica_id: str, info: EngineInfo) -> None:
-        self._labels = (model_name, replica_id)
+        self._families = MetricFamilies(model_name, replica_id)
+        self._preemption = PreemptionMetrics(self._families, info)
         self._info = info
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._snapshot = ReplicaSnapshot(0, 0, 0, 0, 0)
+        self._snapshot = ReplicaSnapshot()
         self._stats = SchedulerStats()
         lengths = _one_two_five(info.max_model_len)
         self._first_token = self._histogram(
@@ -99,12 +98,18 @@ class EngineMetrics:
             self._first_token.observe(seconds)
         for seconds in outcome.inter_token_s:
             self._inter_token.observe(seconds)
+        self._preemption.observe(outcome.resumed)
         for choice in outcome.finished:
             self._observe_finished(choice)
 
     def collect(self) -> list[Metric]:
         """All families as they stand; plain values that can be pickled."""
-        return [*self._gauges(), *self._counters(), *self._registry.collect()]
+        return [
+            *self._gauges(),
+            *self._counters(),
+            *self._preemption.collect(self._snapshot, self._stats),
+            *self._families.collect(),
+        ]
 
     def _observe_finished(self, choice: FinishedChoice) -> None:
         self._e2e.observe(choice.e2e_s)
@@ -120,56 +125,46 @@ class EngineMetrics:
             self._per_token.observe(choice.decode_s / (choice.num_output_tokens - 1))
 
     def _gauges(self) -> Iterator[Metric]:
-        snapshot, blocks = self._snapshot, self._info.num_blocks
+        snapshot, info = self._snapshot, self._info
+        used = snapshot.used_blocks / info.num_blocks
         for name, text, value in (
             ("num_requests_running", "Choices that hold KV blocks", snapshot.running),
             ("num_requests_waiting", "Choices that wait for room", snapshot.waiting),
-            ("kv_cache_usage_perc", "Used share of the pool, 0-1", snapshot.used_blocks / blocks),
+            ("kv_cache_usage_perc", "Used share of the pool, 0-1", used),
         ):
-            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS)
-            gauge.add_metric(self._labels, value)
-            yield gauge
-        info = InfoMetricFamily("vllm:cache_config", "The KV pool's shape", labels=_LABELS)
-        info.add_metric(
-            self._labels,
+            yield self._families.gauge(f"vllm:{name}", text, value)
+        yield self._families.info(
+            "vllm:cache_config",
+            "The KV pool's shape",
             {
-                "block_size": str(self._info.block_size),
-                "num_gpu_blocks": str(blocks),
-                "cache_dtype": self._info.kv_dtype,
+                "block_size": info.block_size,
+                "num_gpu_blocks": info.num_blocks,
+                "host_blocks": info.host_blocks,
+                "cache_dtype": info.kv_dtype,
             },
         )
-        yield info
 
     def _counters(self) -> Iterator[Metric]:
         stats = self._stats
+        cached = stats.prefix_cache_hits + stats.host_cache_hits
         for name, text, value in (
             ("num_preemptions", "Preempted choices", stats.preemptions),
             ("prefix_cache_queries", "Prompt tokens looked up", stats.prefix_cache_queries),
-            ("prefix_cache_hits", "Prompt tokens found", stats.prefix_cache_hits),
+            ("prefix_cache_hits", "Prompt tokens found on the device", stats.prefix_cache_hits),
             ("prompt_tokens", "Prompt tokens served", stats.prompt_tokens),
-            ("prompt_tokens_cached", "Prompt tokens not computed", stats.prefix_cache_hits),
+            ("prompt_tokens_cached", "Prompt tokens found on the device or the host", cached),
             ("generation_tokens", "Output tokens", stats.generation_tokens),
         ):
-            counter = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
-            counter.add_metric(self._labels, value)
-            yield counter
-        recomputed = CounterMetricFamily(
-            "quire:recomputed_tokens", "Tokens computed again after a preemption", labels=_LABELS
+            yield self._families.counter(f"vllm:{name}", text, value)
+        yield self._families.counters(
+            "vllm:request_success",
+            "Ended choices by reason",
+            "finished_reason",
+            {reason.value: count for reason, count in stats.finished.items()},
         )
-        recomputed.add_metric(self._labels, stats.recomputed_tokens)
-        yield recomputed
-        success = CounterMetricFamily(
-            "vllm:request_success", "Ended choices by reason", labels=(*_LABELS, "finished_reason")
-        )
-        for reason, count in stats.finished.items():
-            success.add_metric((*self._labels, reason.value), count)
-        yield success
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
-        family = Histogram(
-            f"vllm:{name}", text, _LABELS, buckets=tuple(buckets), registry=self._registry
-        )
-        return family.labels(*self._labels)
+        return self._families.histogram(f"vllm:{name}", text, buckets)
 
 
 def _one_two_five(limit: int) -> tuple[int, ...]:

@@ -51,14 +51,20 @@ class TokenLogprobs:
 class Receipt:
     """What serving one choice took; sent with its last delta."""
 
-    cached_tokens: int
-    """Prompt tokens found in the prefix cache at the first admission."""
-    preemptions: int
-    recomputed_tokens: int
+    cached_tokens: int = 0
+    """Prompt tokens whose KV the first admission found on the device."""
+    host_cached_tokens: int = 0
+    """Prompt tokens whose KV the first admission found in the host tier."""
+    preemptions: int = 0
+    swaps: int = 0
+    """Those of the preemptions that kept the KV in the host tier; the rest threw it away."""
+    recomputed_tokens: int = 0
     """Tokens that had been computed before a preemption and were computed again."""
-    stall_s: float
-    """Seconds between preemptions and the resumptions that followed."""
-    queue_s: float
+    restored_tokens: int = 0
+    """Tokens whose KV came back from the host tier after a preemption."""
+    stall_s: float = 0.0
+    """Seconds from each preemption until the choice could compute anew."""
+    queue_s: float = 0.0
     """Seconds from arrival to the first scheduled token."""
 
 
@@ -95,6 +101,10 @@ class EngineInfo:
     max_model_len: int
     """Tokens a choice may reach."""
     vocab_size: int
+    block_bytes: int = 0
+    """Bytes of a block's KV over all layers."""
+    host_blocks: int = 0
+    """Blocks the host tier holds; 0 without one."""
 
     @property
     def kv_tokens(self) -> int:
@@ -106,13 +116,21 @@ class EngineInfo:
 class ReplicaSnapshot:
     """What goes on in a replica between two steps."""
 
-    running: int
+    running: int = 0
     """Choices that hold blocks."""
-    waiting: int
-    used_blocks: int
-    cached_blocks: int
-    pending_tokens: int
+    waiting: int = 0
+    used_blocks: int = 0
+    cached_blocks: int = 0
+    pending_tokens: int = 0
     """Tokens of running and waiting choices that are still to be computed."""
+    empty_slots: int = 0
+    """Token slots of used blocks that hold no token."""
+    host_blocks: int = 0
+    """Blocks in the host tier, being written included."""
+    pinned_host_blocks: int = 0
+    """Those of them that preempted choices wait to get back."""
+    copies: int = 0
+    """Block copies between device and host that have not ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ A frame is a 4-byte big-endian length and a msgpack list whose first item is its
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -91,15 +92,7 @@ def _pack_delta(delta: TokenDelta) -> tuple[Any, ...]:
         else [_pack_logprobs(item) for item in delta.prompt_logprobs],
         delta.finish_reason,
         delta.stop_token_id,
-        None
-        if receipt is None
-        else (
-            receipt.cached_tokens,
-            receipt.preemptions,
-            receipt.recomputed_tokens,
-            receipt.stall_s,
-            receipt.queue_s,
-        ),
+        None if receipt is None else dataclasses.astuple(receipt),
         delta.error,
     )
 

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from cluster.journal import Journal
+from replicas.protocol import Receipt
+
+_NOTHING = Receipt()
 
 
 def usage(journals: Sequence[Journal]) -> dict[str, Any]:
     """OpenAI's usage object for all prompts and choices, with our receipt under `quire`.
 
     A prompt counts once, however many choices it has; so do its cached tokens, which are those
-    that its first choice found.
+    that its first choice found. OpenAI's `cached_tokens` are all that were not computed; under
+    `quire` those found on the device and those from the host tier are apart.
     """
-    receipts = [
-        [choice.receipt for choice in journal.choices if choice.receipt is not None]
+    firsts = [journal.choices[0].receipt or _NOTHING for journal in journals]
+    device = sum(receipt.cached_tokens for receipt in firsts)
+    host = sum(receipt.host_cached_tokens for receipt in firsts)
+    every = [
+        choice.receipt
         for journal in journals
+        for choice in journal.choices
+        if choice.receipt is not None
     ]
-    cached = sum(min((each.cached_tokens for each in one), default=0) for one in receipts)
-    every = [receipt for one in receipts for receipt in one]
+    preemptions = sum(receipt.preemptions for receipt in every)
+    swaps = sum(receipt.swaps for receipt in every)
     return token_counts(journals) | {
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": {"cached_tokens": device + host},
         "quire": {
-            "preemptions": sum(each.preemptions for each in every),
-            "recomputed_tokens": sum(each.recomputed_tokens for each in every),
-            "stall_ms": round(1000 * sum(each.stall_s for each in every), 3),
-            "cached_tokens": cached,
+            "preemptions": preemptions,
+            "mode": _mode(preemptions, swaps),
+            "recomputed_tokens": sum(receipt.recomputed_tokens for receipt in every),
+            "restored_tokens": sum(receipt.restored_tokens for receipt in every),
+            "stall_ms": round(1000 * sum(receipt.stall_s for receipt in every), 3),
+            "cached_tokens": device,
+            "host_cached_tokens": host,
         },
     }
 
@@ -40,3 +52,11 @@ def token_counts(journals: Sequence[Journal]) -> dict[str, int]:
         "completion_tokens": output,
         "total_tokens": prompt + output,
     }
+
+
+def _mode(preemptions: int, swaps: int) -> Literal["none", "recompute", "swap", "mixed"]:
+    if preemptions == 0:
+        return "none"
+    if swaps == 0:
+        return "recompute"
+    return "swap" if swaps == preemptions else "mixed"

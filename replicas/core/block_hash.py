@@ -28,9 +28,16 @@ class BlockHasher:
         scope = (fingerprint, kv_dtype, str(block_size), str(LAYOUT_VERSION), adapter)
         self._key = blake2b(_frame(scope), digest_size=32).digest()
 
-    def root(self, cache_salt: str = "") -> bytes:
-        """The parent of a prompt's first block."""
-        return blake2b(_frame((cache_salt,)), digest_size=DIGEST_BYTES, key=self._key).digest()
+    def identity(self, layout: str) -> bytes:
+        """What blocks must have in common, beside their digests, to be exchanged as bytes: 16
+        bytes, of all that digests cover but tokens and salts, and of the `layout` in memory."""
+        scope = _frame(("identity", layout))
+        return blake2b(scope, digest_size=DIGEST_BYTES, key=self._key).digest()
+
+    def root(self, cache_salt: str = "", *private: str) -> bytes:
+        """The parent of a prompt's first block; `private` names make it nobody else's."""
+        scope = _frame((cache_salt, *private))
+        return blake2b(scope, digest_size=DIGEST_BYTES, key=self._key).digest()
 
     def extend(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
         """The digest of the block with `token_ids` (exactly `block_size`) after `parent`."""

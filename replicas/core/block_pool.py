@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from itertools import islice
 
 
 class OutOfBlocksError(RuntimeError):
@@ -29,6 +30,7 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._uncached = list(range(1, num_blocks + 1))  # a heap: sorted is one
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._prized: set[int] = set()
 
     @property
     def num_free(self) -> int:
@@ -70,8 +72,11 @@ class BlockPool:
             del self._cached[block]
         self._references[block] += 1
 
-    def release(self, block: int) -> None:
-        """Take one holder away; the last one leaves the block cached or free."""
+    def release(self, block: int, *, cold: bool = False) -> None:
+        """Take one holder away; the last one leaves the block cached or free.
+
+        A `cold` one is the first of the cached to be evicted, instead of the last.
+        """
         if self._references[block] < 1:
             raise ValueError(f"block {block} has no holder to release")
         self._references[block] -= 1
@@ -81,6 +86,24 @@ class BlockPool:
             heapq.heappush(self._uncached, block)
         else:
             self._cached[block] = None
+            if cold:
+                self._cached.move_to_end(block, last=False)
+
+    def prize(self, block: int) -> None:
+        """Mark the content of a published block as worth keeping after its eviction."""
+        if self._hash_of[block] is not None:
+            self._prized.add(block)
+
+    def unprize(self, block: int) -> None:
+        """Take the mark off again."""
+        self._prized.discard(block)
+
+    def prized_next(self, count: int) -> list[tuple[int, bytes]]:
+        """(block, digest) of the prized among the cached blocks that allocating `count`
+        blocks now would evict, the first to go first."""
+        doomed = islice(self._cached, max(0, count - len(self._uncached)))
+        pairs = ((block, self._hash_of[block]) for block in doomed if block in self._prized)
+        return [(block, digest) for block, digest in pairs if digest is not None]
 
     def publish(self, block: int, digest: bytes) -> None:
         """Make a full, computed, used block findable.
@@ -109,6 +132,8 @@ class BlockPool:
         published = {b: h for b, h in enumerate(self._hash_of) if h is not None}
         if {h: b for b, h in published.items()} != self._block_of or uncached & published.keys():
             raise AssertionError("published blocks and their digests disagree")
+        if not self._prized <= published.keys():
+            raise AssertionError("a prized block has no digest")
         if not cached <= published.keys():
             raise AssertionError("a cached block has no digest")
 
@@ -120,4 +145,5 @@ class BlockPool:
         if digest is not None:
             del self._block_of[digest]
         self._hash_of[block] = None
+        self._prized.discard(block)
         return block

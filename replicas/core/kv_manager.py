@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from replicas.core.block_hash import BlockHasher
 from replicas.core.block_pool import BlockPool
+from replicas.core.block_transfer import EndedCopy, Location
+from replicas.core.offloader import Offloader
 from replicas.core.request import Choice
 
 BlockCopy = tuple[int, int]
@@ -15,14 +17,28 @@ BlockCopy = tuple[int, int]
 class KVManager:
     """Gives choices their blocks, finds their prefix, shares and copies on write.
 
-    Holds no state of its own beside the pool: a choice's table is `Choice.blocks`.
+    Holds no state of its own beside the pool and the host tier: a choice's table is
+    `Choice.blocks`. Without caching, released blocks are forgotten, and what the host tier
+    keeps for a choice is private to it.
     """
 
-    def __init__(self, pool: BlockPool, hasher: BlockHasher, *, caching: bool = True) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        hasher: BlockHasher,
+        *,
+        caching: bool = True,
+        offloader: Offloader | None = None,
+        spill_tokens: int | None = None,
+    ) -> None:
+        """`offloader` is None without a host tier. Released chains of `spill_tokens` or more
+        are worth spilling to it even if nobody ever hit them."""
         self.pool = pool
         self.block_size = hasher.block_size
         self.caching = caching
+        self.offloader = offloader
         self._hasher = hasher
+        self._spill_tokens = spill_tokens
 
     @property
     def capacity_tokens(self) -> int:
@@ -40,16 +56,38 @@ class KVManager:
         wait for each other for ever. `reserve` blocks must stay free. False, and nothing
         changed, where there is no room.
         """
-        hits = self._find_prefix(choice)
+        limit = self._max_hits(choice)
+        self._extend_hashes(choice, limit)
+        hits = self._find_on_device(choice, limit)
         idle_hits = sum(1 for block in hits if self.pool.references(block) == 0)
         missing = self.blocks_for(choice.num_known_tokens) - len(hits)
         if self.pool.num_free - idle_hits - missing < reserve:
             return False
+        sources = self._find_on_host(choice, len(hits), limit)
+        if sources is None:
+            return False
         for block in hits:
             self.pool.acquire(block)
+            if choice.scheduled_at is None:  # who comes back finds itself: no sign of popularity
+                self.pool.prize(block)
         choice.blocks = hits + self.pool.allocate(missing)
         choice.num_computed_tokens = len(hits) * self.block_size
-        choice.num_published_blocks = len(hits)
+        choice.num_published_blocks = choice.num_found_blocks = len(hits)
+        self._restore(choice, sources)
+        return True
+
+    def take_arrival(self, choice: Choice, block: int, *, ok: bool) -> bool:
+        """A block that `choice` waits for has been filled, or not. True where it was the last:
+        then the choice has what arrived without a gap, and computes the rest."""
+        index = choice.arriving.pop(block)
+        if ok:
+            choice.arrived.add(index)
+        if choice.arriving:
+            return False
+        while choice.num_computed_tokens // self.block_size in choice.arrived:
+            choice.num_computed_tokens += self.block_size
+        choice.arrived.clear()
+        self.publish(choice)
         return True
 
     def missing_blocks(self, choice: Choice, num_tokens: int) -> int:
@@ -90,13 +128,88 @@ class KVManager:
         """Let `child` share all blocks that hold `parent`'s computed tokens."""
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_published_blocks = parent.num_published_blocks
+        child.num_found_blocks = parent.num_computed_tokens // self.block_size
         child.block_hashes = parent.block_hashes[: parent.num_published_blocks]
         child.blocks = parent.blocks[: self.blocks_for(parent.num_computed_tokens)]
         for block in child.blocks:
             self.pool.acquire(block)
 
+    def empty_slots(self, running: Iterable[Choice]) -> int:
+        """Token slots of used blocks that hold no token: the room a choice got for what it has
+        not computed yet, and the rests of last blocks."""
+        filled: dict[int, int] = {}
+        for choice in running:
+            full, rest = divmod(choice.num_computed_tokens, self.block_size)
+            for block in choice.blocks[:full]:
+                filled[block] = self.block_size
+            for block in choice.blocks[full:]:
+                filled[block] = max(filled.get(block, 0), rest)
+                rest = 0
+        return sum(self.block_size - tokens for tokens in filled.values())
+
+    def freed_by(self, choice: Choice) -> int:
+        """Blocks that releasing the choice would give back now."""
+        return sum(1 for block in choice.blocks if self.pool.references(block) == 1)
+
+    def leading_shared(self, choice: Choice, limit: int) -> int:
+        """How many of the first `limit` blocks others hold as well, so that they stay where the
+        choice finds them."""
+        if not self.caching:
+            return 0
+        for index, block in enumerate(choice.blocks[:limit]):
+            if self.pool.references(block) == 1:
+                return index
+        return limit
+
+    def hash_computed(self, choice: Choice) -> None:
+        """Make the digests of all computed full blocks known."""
+        self._extend_hashes(choice, choice.num_computed_tokens // self.block_size)
+
+    def lacking_on_host(self, choice: Choice) -> int:
+        """How many of the computed full blocks, hashed before, a swap would have to write."""
+        if self.offloader is None:
+            return 0
+        digests = choice.block_hashes[: choice.num_computed_tokens // self.block_size]
+        return sum(1 for digest in digests if not self.offloader.tier.holds(digest))
+
+    def swap_out(self, choice: Choice) -> int:
+        """Keep the computed full blocks, hashed before, on the host; gives how many are kept."""
+        if self.offloader is None:
+            return 0
+        return self.offloader.swap_out(choice, choice.num_computed_tokens // self.block_size)
+
+    def keep_on_host(self, choice: Choice) -> int:
+        """Pin what the host holds for the choice; gives the number of blocks."""
+        return 0 if self.offloader is None else self.offloader.repin(choice)
+
+    def spill(self, demand: int) -> int:
+        """Write what is worth keeping of the cached blocks that the next `demand` allocations
+        would evict; gives the number of copies."""
+        if self.offloader is None:
+            return 0
+        spilled = 0
+        for block, digest in self.pool.prized_next(demand):
+            # One attempt: a tier too small for all would else be written over and over.
+            self.pool.unprize(block)
+            if self.offloader.tier.holds(digest):
+                self.offloader.tier.keep(digest)
+            else:
+                spilled += self.offloader.spill(block, digest)
+        return spilled
+
+    def end_copies(self, ended: Sequence[EndedCopy]) -> None:
+        """Let go of what ended copies held, after their choices took the arrivals."""
+        if self.offloader is not None:
+            self.offloader.end(ended)
+
     def release(self, choice: Choice) -> None:
         """Give back all blocks, the tail first, so that the tail is evicted first."""
+        long = self._spill_tokens
+        if long is not None and choice.num_published_blocks * self.block_size >= long:
+            for block in choice.blocks[: choice.num_published_blocks]:
+                self.pool.prize(block)
+        choice.arriving.clear()
+        choice.arrived.clear()
         for block in reversed(choice.blocks):
             self.pool.release(block)
         choice.blocks = []
@@ -104,29 +217,63 @@ class KVManager:
         choice.num_published_blocks = 0
 
     def check_integrity(self, choices: Iterable[Choice]) -> None:
-        """Raise AssertionError unless the pool's references are exactly these choices' tables."""
-        self.pool.check_integrity(block for choice in choices for block in choice.blocks)
+        """Raise AssertionError unless the pool's references are exactly these choices' tables
+        and the copies under way."""
+        living = list(choices)
+        held = [block for choice in living for block in choice.blocks]
+        if self.offloader is not None:
+            held += self.offloader.held_blocks()
+            self.offloader.check_integrity(living)
+        self.pool.check_integrity(held)
 
     def _writes_shared(self, choice: Choice) -> bool:
         index, offset = divmod(choice.num_computed_tokens, self.block_size)
         return offset > 0 and self.pool.references(choice.blocks[index]) > 1
 
-    def _find_prefix(self, choice: Choice) -> list[int]:
-        """Blocks that hold the longest known prefix, short of the last known token:
-        at least one token must be computed to have logits to draw from."""
-        if not self.caching:
-            return []
+    def _max_hits(self, choice: Choice) -> int:
+        """Blocks that may be found instead of computed, short of the last known token: at least
+        one token must be computed to have logits to draw from."""
+        if not self.caching and not choice.host_blocks:
+            return 0
         limit = (choice.num_known_tokens - 1) // self.block_size
         if choice.sampling.prompt_logprobs is not None and choice.index == 0:
             limit = min(limit, self._logprobs_known(choice) // self.block_size)
-        self._extend_hashes(choice, limit)
+        return limit
+
+    def _find_on_device(self, choice: Choice, limit: int) -> list[int]:
         hits: list[int] = []
+        if not self.caching:
+            return hits
         for digest in choice.block_hashes[:limit]:
             block = self.pool.lookup(digest)
             if block is None:
                 break
             hits.append(block)
         return hits
+
+    def _find_on_host(self, choice: Choice, first: int, limit: int) -> list[Location] | None:
+        """Where the blocks `first`.. can be read from; None where another choice is fetching
+        one of them already: once it has arrived it is a hit on the device."""
+        sources: list[Location] = []
+        if self.offloader is None or choice.shuns_host:
+            return sources
+        for digest in choice.block_hashes[first:limit]:
+            if self.offloader.is_arriving(digest):
+                return None
+            source = self.offloader.find(digest)
+            if source is None:
+                break
+            sources.append(source)
+        return sources
+
+    def _restore(self, choice: Choice, sources: Sequence[Location]) -> None:
+        if self.offloader is None:
+            return
+        first = choice.num_published_blocks
+        for index, source in enumerate(sources, first):
+            self.offloader.restore(source, choice.blocks[index], choice.block_hashes[index])
+            choice.arriving[choice.blocks[index]] = index
+        self.offloader.unpin(choice)
 
     def _logprobs_known(self, choice: Choice) -> int:
         """Tokens whose logits the choice does not need any more for its prompt's logprobs."""
@@ -136,7 +283,11 @@ class KVManager:
 
     def _extend_hashes(self, choice: Choice, count: int) -> None:
         hashes, size = choice.block_hashes, self.block_size
-        parent = hashes[-1] if hashes else self._hasher.root(choice.request.data.cache_salt)
+        parent = hashes[-1] if hashes else self._root(choice)
         for index in range(len(hashes), count):
             parent = self._hasher.extend(parent, choice.tokens(index * size, (index + 1) * size))
             hashes.append(parent)
+
+    def _root(self, choice: Choice) -> bytes:
+        private = () if self.caching else (choice.request.id, str(choice.index))
+        return self._hasher.root(choice.request.data.cache_salt, *private)

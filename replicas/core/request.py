@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from replicas.core.sampling_params import SamplingParams
@@ -22,6 +23,17 @@ class ChoiceState(Enum):
     WAITING = auto()
     RUNNING = auto()
     FINISHED = auto()
+
+
+@dataclass(slots=True)
+class Resume:
+    """What a preemption was predicted to cost until the choice has caught up, and did so far."""
+
+    swapped: bool
+    predicted_s: float
+    preempted_at: float
+    actual_s: float = 0.0
+    stall_s: float = 0.0
 
 
 class Choice:
@@ -49,13 +61,31 @@ class Choice:
         self.block_hashes: list[bytes] = []
         """Digests of the known tokens' full blocks, extended when needed."""
         self.num_published_blocks = 0
+        self.num_found_blocks = 0
+        """Leading blocks that were on the device already, so that others may share them."""
 
+        self.host_blocks: set[bytes] = set()
+        """Digests of blocks that the host tier keeps for this choice."""
+        self.arriving: dict[int, int] = {}
+        """Blocks that are being filled from host memory, with their index in `blocks`."""
+        self.arrived: set[int] = set()
+        """Indices of those that have been filled."""
+        self.arrival_deadline = 0.0
+        self.shuns_host = False
+        """Its last restore came late: the next admission computes instead."""
+        self.resume: Resume | None = None
+
+        self.admission = 0
+        """Number of the last admission: later ones are greater."""
         self.progress = 0
         """Tokens produced since the last admission."""
         self.high_water = 0
         """The most tokens ever computed: below it, computing is recomputing."""
         self.cached_tokens = 0
+        self.host_cached_tokens = 0
+        self.swaps = 0
         self.recomputed_tokens = 0
+        self.restored_tokens = 0
         self.stall_s = 0.0
         self.preempted_at: float | None = None
         self.scheduled_at: float | None = None
@@ -88,8 +118,11 @@ class Choice:
         waited = 0.0 if self.scheduled_at is None else self.scheduled_at - self.request.arrived_at
         return Receipt(
             cached_tokens=self.cached_tokens,
+            host_cached_tokens=self.host_cached_tokens,
             preemptions=self.epoch,
+            swaps=self.swaps,
             recomputed_tokens=self.recomputed_tokens,
+            restored_tokens=self.restored_tokens,
             stall_s=self.stall_s,
             queue_s=waited,
         )

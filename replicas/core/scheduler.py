@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from replicas.core.admission import Admission
+from replicas.core.block_transfer import EndedCopy
+from replicas.core.cost_model import CostModel
+from replicas.core.host_traffic import HostTraffic
 from replicas.core.kv_manager import BlockCopy, KVManager
 from replicas.core.preemption.policy import PreemptionPolicy
+from replicas.core.preemption.preempter import Preempter, PreemptionMode
 from replicas.core.request import Choice, ChoiceKey, ChoiceState, Request
 from replicas.core.scheduler_output import Draw, ScheduledChoice, SchedulerOutput
 from replicas.core.scheduler_stats import SchedulerStats
@@ -31,8 +37,15 @@ class SchedulerConfig:
     """Order by the request's priority before its arrival."""
     min_progress_tokens: int = 8
     """Tokens a resumed choice produces before it can be preempted again."""
+    preemption_mode: PreemptionMode = PreemptionMode.AUTO
+    look_ahead: bool = True
+    """Whether admission reckons with what running choices are expected to need."""
     watermark: float = 0.01
     """Share of the pool that admission leaves free for the running choices to grow into."""
+    hysteresis: float = 0.05
+    """The same after a preemption, for choices that come for the first time."""
+    restore_patience_s: float = 5.0
+    """A restore that takes longer is given up: the KV is computed instead."""
 
 
 @dataclass(slots=True)
@@ -58,23 +71,44 @@ class Scheduler:
     can run out of blocks. Then somebody is preempted: blocks go back, history stays, and
     the choice waits at its old place to be resumed like any other prefix. The leader (the
     best-ranked running choice) may preempt anyone and is preempted by nobody, hence
-    something always makes progress.
+    something always makes progress. With a host tier, KV may be kept there meanwhile: a
+    resumed choice gets it back before it computes the rest.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager, policy: PreemptionPolicy) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVManager,
+        policy: PreemptionPolicy,
+        costs: CostModel | None = None,
+    ) -> None:
         self.config = config
         self.kv = kv
         self.stats = SchedulerStats()
+        self.costs = costs or CostModel(block_bytes=0)
+        self.admission = Admission(
+            kv,
+            look_ahead=config.look_ahead,
+            watermark=config.watermark,
+            hysteresis=config.hysteresis,
+        )
         self.requests: dict[str, Request] = {}
         self.running: list[Choice] = []
         self.waiting: list[Choice] = []
-        self._policy = policy
+        self._preempter = Preempter(kv, policy, config.preemption_mode, self.costs)
+        self._traffic = HostTraffic(kv, self.costs, self.stats)
         self._arrivals = 0
-        self._reserve = int(config.watermark * kv.pool.num_blocks)
+        self._admissions = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
+        """Whether anybody runs or waits, or a copy has not ended."""
+        return bool(self.running or self.waiting or self.num_copies)
+
+    @property
+    def num_copies(self) -> int:
+        """Block copies between device and host that have not ended."""
+        return 0 if self.kv.offloader is None else self.kv.offloader.num_copies
 
     def add(self, data: GenerateRequest, now: float) -> None:
         """Queue a request; raises RequestRefusedError where it can never be served."""
@@ -88,14 +122,22 @@ class Scheduler:
     def schedule(self, now: float) -> SchedulerOutput:
         """Put the next step together: running choices first, then waiting ones."""
         step = _Step(self.config.max_num_batched_tokens)
+        self._give_up_late_restores(now)
         self._schedule_running(step, now)
         if not step.num_preempted:
             self._schedule_waiting(step, now)
+        # What the running choices may grow into next: a block each.
+        self.stats.spilled_blocks += self.kv.spill(len(self.running))
         return SchedulerOutput(
             scheduled=tuple(self._item(choice, count) for choice, count in step.tokens.items()),
             block_copies=tuple(step.copies),
             num_preempted=step.num_preempted,
+            host_copies=() if self.kv.offloader is None else self.kv.offloader.take(),
         )
+
+    def end_copies(self, ended: Sequence[EndedCopy], now: float) -> None:
+        """Take in copies between device and host that ended, well or not."""
+        self._traffic.end(ended, self.running, self.waiting, now)
 
     def find(self, key: ChoiceKey, epoch: int) -> Choice | None:
         """The running choice a result of `epoch` belongs to; None where it is stale."""
@@ -115,17 +157,22 @@ class Scheduler:
         """Let a choice that has its blocks run."""
         choice.state = ChoiceState.RUNNING
         choice.progress = 0
+        self._admissions += 1
+        choice.admission = self._admissions
         insort(self.running, choice, key=lambda c: c.rank)
 
-    def finish(self, choice: Choice) -> None:
+    def finish(self, choice: Choice, *, by_itself: bool = False) -> None:
         """End a choice in whatever state it is; its blocks go back. Idempotent."""
         if choice.state is ChoiceState.FINISHED:
             return
+        self.admission.note_end(choice, by_itself=by_itself)
         if choice.state is ChoiceState.RUNNING:
             self.running.remove(choice)
         elif choice.state is ChoiceState.WAITING:
             self.waiting.remove(choice)
         self.kv.release(choice)
+        if self.kv.offloader is not None:
+            self.kv.offloader.forget(choice)
         choice.state = ChoiceState.FINISHED
         live = choice.request.live_choices()
         if not live:
@@ -180,12 +227,15 @@ class Scheduler:
                 if step.budget < 1:
                     return
                 decodes = choice.num_remaining_tokens == 1
-                if choice.state is ChoiceState.RUNNING and decodes is decoding:
+                ready = choice.state is ChoiceState.RUNNING and not choice.arriving
+                if ready and decodes is decoding:
                     self._schedule_choice(step, choice, now)
 
     def _schedule_choice(self, step: _Step, choice: Choice, now: float) -> None:
         num_tokens = min(choice.num_remaining_tokens, step.budget)
-        while self.kv.missing_blocks(choice, num_tokens) > self.kv.pool.num_free:
+        while (missing := self.kv.missing_blocks(choice, num_tokens)) > self.kv.pool.num_free:
+            if missing <= self.kv.pool.num_free + self._num_leaving_blocks():
+                return  # blocks are being written to the host: they come free soon
             victim = self._victim(choice)
             if victim is None:
                 return
@@ -208,31 +258,55 @@ class Scheduler:
                 if c.rank >= needy.rank
                 and (c.epoch == 0 or c.progress >= self.config.min_progress_tokens)
             ]
-        return self._policy.choose(candidates) if candidates else None
+        return self._preempter.choose(candidates)
+
+    def _num_leaving_blocks(self) -> int:
+        return 0 if self.kv.offloader is None else self.kv.offloader.num_leaving_blocks
 
     def _preempt(self, choice: Choice, now: float) -> None:
         self.running.remove(choice)
-        self.kv.release(choice)
-        choice.epoch += 1
-        choice.preempted_at = now
+        kept = self._preempter.strip(choice, now)
+        if choice.preempted_at is None:  # else it waited for its blocks and computed nothing
+            choice.preempted_at = now
         self.stats.preemptions += 1
+        self.stats.swaps += kept > 0
+        self.admission.note_preemption()
         self.enqueue(choice)
+
+    def _give_up_late_restores(self, now: float) -> None:
+        for choice in self._traffic.late(self.running, now):
+            # The copies still hold their blocks: the choice will get others.
+            self.running.remove(choice)
+            self.kv.release(choice)
+            self.enqueue(choice)
 
     def _schedule_waiting(self, step: _Step, now: float) -> None:
         while self.waiting and step.budget > 0 and len(self.running) < self.config.max_num_seqs:
             choice = self.waiting[0]
             # Strictly in order: passing over the head would starve long prompts.
-            if not self.kv.admit(choice, self._reserve if self.running else 0):
+            if not self._admit(choice, now):
                 return
             del self.waiting[0]
             self.start(choice)
             self._note_admission(choice, now)
-            step.add(choice, min(choice.num_remaining_tokens, step.budget))
+            if not choice.arriving:
+                self._traffic.note_ready(choice, now)
+                step.add(choice, min(choice.num_remaining_tokens, step.budget))
+
+    def _admit(self, choice: Choice, now: float) -> bool:
+        reserve = 0
+        if self.running:
+            reserve = self.admission.reserve(choice)
+            if not self.admission.foresees_room(choice, self.running):
+                return False
+        spilled = self.kv.spill(self.kv.blocks_for(choice.num_known_tokens))
+        if spilled:  # what the choice would evict is being saved first
+            self.stats.spilled_blocks += spilled
+            return False
+        choice.arrival_deadline = now + self.config.restore_patience_s
+        return self.kv.admit(choice, reserve)
 
     def _note_admission(self, choice: Choice, now: float) -> None:
-        if choice.preempted_at is not None:
-            choice.stall_s += now - choice.preempted_at
-            choice.preempted_at = None
         if choice.scheduled_at is not None:
             return
         choice.scheduled_at = now
@@ -241,6 +315,9 @@ class Scheduler:
             choice.cached_tokens = choice.num_computed_tokens
             self.stats.prefix_cache_queries += choice.request.num_prompt_tokens
             self.stats.prefix_cache_hits += choice.num_computed_tokens
+            if self.kv.offloader is not None:
+                missed = choice.request.num_prompt_tokens - choice.num_computed_tokens
+                self.stats.host_cache_queries += missed
 
     def _item(self, choice: Choice, num_tokens: int) -> ScheduledChoice:
         start = choice.num_computed_tokens
@@ -265,6 +342,7 @@ class Scheduler:
             prompt_token_ids=request.data.prompt_token_ids,
             draws=draws,
             prompt_logprobs=positions,
+            decodes=num_tokens == 1 and stop == choice.num_known_tokens > request.num_prompt_tokens,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from replicas.core.block_transfer import Restore, Save
 from replicas.core.request import ChoiceKey
 from replicas.core.sampling_params import SamplingParams
 from replicas.protocol import FinishReason, TokenDelta, TokenLogprobs
@@ -37,6 +38,8 @@ class ScheduledChoice:
     """Empty while known tokens remain; several where choices fork off the prompt."""
     prompt_logprobs: tuple[int, int] | None = None
     """Positions start..stop whose logits give the prompt's next tokens their logprobs."""
+    decodes: bool = False
+    """A single token, the one drawn last: nothing is prefilled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,9 @@ class SchedulerOutput:
     block_copies: tuple[tuple[int, int], ...]
     """(source, destination) block ids, all to be copied before anything is written."""
     num_preempted: int
+    host_copies: tuple[Save | Restore, ...] = ()
+    """Copies between device and host to start first: this step reads no block they fill and
+    writes none they read."""
 
     @property
     def num_tokens(self) -> int:
@@ -67,6 +73,8 @@ class StepResult:
 
     sampled: dict[ChoiceKey, SampledToken]
     prompt_logprobs: dict[ChoiceKey, tuple[TokenLogprobs, ...]]
+    compute_s: float = 0.0
+    """Seconds that the step took on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +93,25 @@ class FinishedChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class ResumeCost:
+    """What one preemption cost until the choice had caught up, predicted and measured."""
+
+    key: ChoiceKey
+    swapped: bool
+    predicted_s: float
+    actual_s: float
+    stall_s: float
+    """From the preemption until the choice could compute anew."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutcome:
     """What a step changed: deltas for clients, times for metrics."""
 
-    deltas: tuple[TokenDelta, ...]
-    finished: tuple[FinishedChoice, ...]
-    first_token_s: tuple[float, ...]
+    deltas: tuple[TokenDelta, ...] = ()
+    finished: tuple[FinishedChoice, ...] = ()
+    first_token_s: tuple[float, ...] = ()
     """Time to first token, one a request."""
-    inter_token_s: tuple[float, ...]
+    inter_token_s: tuple[float, ...] = ()
+    resumed: tuple[ResumeCost, ...] = ()
+    """Choices that caught up with what they had before a preemption."""

@@ -6,6 +6,7 @@ from replicas.core.request import Choice, Request
 from replicas.core.scheduler import Scheduler
 from replicas.core.scheduler_output import (
     FinishedChoice,
+    ResumeCost,
     SampledToken,
     ScheduledChoice,
     SchedulerOutput,
@@ -25,21 +26,28 @@ class StepUpdater:
         self._finished: list[FinishedChoice] = []
         self._first_token_s: list[float] = []
         self._inter_token_s: list[float] = []
+        self._resumed: list[ResumeCost] = []
 
     def update(self, output: SchedulerOutput, result: StepResult, now: float) -> StepOutcome:
         """Apply `result`. Results of choices that ended or were preempted since are dropped."""
+        seconds_a_token = self._observe(output, result)
         for item in output.scheduled:
             choice = self._scheduler.find(item.key, item.epoch)
             if choice is not None:
+                self._charge(choice, item, seconds_a_token)
                 self._advance(choice, item, result, now)
         outcome = StepOutcome(
             tuple(self._deltas),
             tuple(self._finished),
             tuple(self._first_token_s),
             tuple(self._inter_token_s),
+            tuple(self._resumed),
         )
-        for events in (self._deltas, self._finished, self._first_token_s, self._inter_token_s):
-            events.clear()
+        self._deltas.clear()
+        self._finished.clear()
+        self._first_token_s.clear()
+        self._inter_token_s.clear()
+        self._resumed.clear()
         return outcome
 
     def abort(self, request_id: str, index: int | None, now: float) -> StepOutcome:
@@ -56,7 +64,34 @@ class StepUpdater:
                     receipt=choice.receipt(),
                 )
             )
-        return StepOutcome(tuple(deltas), tuple(finished), (), ())
+        return StepOutcome(tuple(deltas), tuple(finished))
+
+    def _observe(self, output: SchedulerOutput, result: StepResult) -> float:
+        """Teach the cost model; gives what a prefilled token cost in this step, in seconds."""
+        lengths = [len(item.token_ids) for item in output.scheduled]
+        decoding = sum(1 for item in output.scheduled if item.decodes)
+        costs = self._scheduler.costs
+        return costs.observe_step(sum(lengths) - decoding, decoding, result.compute_s)
+
+    def _charge(self, choice: Choice, item: ScheduledChoice, seconds_a_token: float) -> None:
+        """A resumed choice pays for what it computes until it draws its next token."""
+        resume = choice.resume
+        if resume is None:
+            return
+        if not item.decodes:
+            resume.actual_s += len(item.token_ids) * seconds_a_token
+        if not item.draws:
+            return
+        choice.resume = None
+        self._resumed.append(
+            ResumeCost(
+                key=choice.key,
+                swapped=resume.swapped,
+                predicted_s=resume.predicted_s,
+                actual_s=resume.actual_s,
+                stall_s=resume.stall_s,
+            )
+        )
 
     def _advance(
         self, choice: Choice, item: ScheduledChoice, result: StepResult, now: float
@@ -70,8 +105,7 @@ class StepUpdater:
         request = choice.request
         if not request.forked:
             self._fork(choice, result, now)
-        if item.key in result.sampled:
-            self._append(choice, result.sampled[item.key], now)
+        self._append(choice, result.sampled[item.key], now)
 
     def _fork(self, leader: Choice, result: StepResult, now: float) -> None:
         """The prompt is done: the other choices share its blocks, or wait for room to run."""
@@ -82,7 +116,7 @@ class StepUpdater:
         room = scheduler.kv.pool.num_free - scheduler.kv.missing_blocks(leader, 1)
         seats = min(room, scheduler.config.max_num_seqs - len(scheduler.running))
         for child in request.live_choices():
-            if child is leader or child.key not in result.sampled:
+            if child is leader:
                 continue
             child.scheduled_at = leader.scheduled_at
             if seats > 0:
@@ -127,7 +161,7 @@ class StepUpdater:
             )
         )
         if reason is not None:
-            self._scheduler.finish(choice)
+            self._scheduler.finish(choice, by_itself=True)
             self._finished.append(self._account(choice, reason, now))
 
     def _finish_reason(self, choice: Choice, token_id: int) -> FinishReason | None:

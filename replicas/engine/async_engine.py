@@ -93,6 +93,8 @@ class AsyncEngine:
             logger.exception("the engine failed")
             self._failure = error
             self._fail_all(engine, f"the engine failed: {error!r}")
+        finally:
+            engine.close()
 
     def _run(self, engine: Engine) -> None:
         while not self._stopping:
@@ -139,4 +141,4 @@ def _error_outcome(request_id: str, error: str) -> StepOutcome:
         finish_reason=FinishReason.ERROR,
         error=error,
     )
-    return StepOutcome((delta,), (), (), ())
+    return StepOutcome((delta,))

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from replicas.config import EngineConfig
 from replicas.core.block_hash import BlockHasher
 from replicas.core.block_pool import BlockPool
+from replicas.core.cost_model import CostModel
 from replicas.core.kv_manager import KVManager
-from replicas.core.preemption.last_admitted import LastAdmitted
+from replicas.core.preemption.preempter import PreemptionMode
 from replicas.core.scheduler import Scheduler, SchedulerConfig
 from replicas.core.scheduler_output import StepOutcome
 from replicas.core.scheduler_stats import SchedulerStats
 from replicas.core.updater import StepUpdater
-from replicas.engine import pool_size
+from replicas.engine import pool_size, victim_policy
+from replicas.engine.host_memory import HostMemory, MakeCopier, OpenStore, copier_for
 from replicas.engine.kv_pool import KVPool
 from replicas.engine.model_runner import ModelRunner
 from replicas.models.hf_adapter import PagedModel
 from replicas.protocol import EngineInfo, GenerateRequest, ReplicaSnapshot
+
+logger = logging.getLogger(__name__)
+
+_COPY_WAIT_S = 0.002
+"""Of a step that has nothing to do but to wait for copies."""
 
 
 class Engine:
@@ -30,40 +39,64 @@ class Engine:
         model: PagedModel,
         device: str,
         clock: Callable[[], float] = time.monotonic,
+        open_store: OpenStore | None = None,
+        make_copier: MakeCopier | None = None,
     ) -> None:
+        """`open_store` gives the host tier its memory; without it there is none. `make_copier`
+        gives who moves blocks there and back, where the device's usual one will not do."""
         spec = model.spec
         blocks = pool_size.num_blocks(config, spec, device)
         dtype = pool_size.kv_dtype(config, spec)
         limit = pool_size.max_model_len(config, spec, blocks)
+        pool = KVPool(
+            spec, num_blocks=blocks, block_size=config.block_size, dtype=dtype, device=device
+        )
+        kv_dtype = str(dtype).removeprefix("torch.")
+        hasher = BlockHasher(
+            fingerprint=spec.fingerprint, kv_dtype=kv_dtype, block_size=config.block_size
+        )
+        self._clock = clock
+        self._runner = ModelRunner(model, pool, device)
+        block_pool = BlockPool(blocks)
+        self._host = HostMemory.open(
+            open_store, pool, block_pool, hasher, clock, make_copier or copier_for(device)
+        )
         self.info = EngineInfo(
             device=device,
             dtype=spec.dtype,
-            kv_dtype=str(dtype).removeprefix("torch."),
+            kv_dtype=kv_dtype,
             block_size=config.block_size,
             num_blocks=blocks,
             max_model_len=limit,
             vocab_size=spec.vocab_size,
+            block_bytes=pool.block_bytes,
+            host_blocks=self._host.num_slots if self._host else 0,
         )
-        pool = KVPool(
-            spec, num_blocks=blocks, block_size=config.block_size, dtype=dtype, device=device
+        kv = KVManager(
+            block_pool,
+            hasher,
+            caching=config.enable_prefix_caching,
+            offloader=self._host.offloader if self._host else None,
+            spill_tokens=config.spill_prefix_tokens if self._host else None,
         )
-        hasher = BlockHasher(
-            fingerprint=spec.fingerprint,
-            kv_dtype=self.info.kv_dtype,
-            block_size=config.block_size,
-        )
-        kv = KVManager(BlockPool(blocks), hasher, caching=config.enable_prefix_caching)
         scheduling = SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=limit,
             by_priority=config.scheduling_policy == "priority",
             min_progress_tokens=config.min_progress_tokens,
+            preemption_mode=PreemptionMode(config.preemption_mode),
+            look_ahead=config.admission == "look_ahead",
+            watermark=config.watermark,
+            hysteresis=config.preemption_hysteresis,
+            restore_patience_s=config.restore_patience_s,
         )
-        self._clock = clock
-        self._scheduler = Scheduler(scheduling, kv, LastAdmitted())
+        costs = CostModel(pool.block_bytes)
+        if self._host is not None:
+            costs = self._host.probe(self._runner, config.max_num_batched_tokens)
+        policy = victim_policy.make(config.preemption_policy)
+        self._scheduler = Scheduler(scheduling, kv, policy, costs)
         self._updater = StepUpdater(self._scheduler, spec.eos_token_ids)
-        self._runner = ModelRunner(model, pool, device)
 
     @property
     def has_work(self) -> bool:
@@ -73,9 +106,15 @@ class Engine:
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats
 
+    @property
+    def costs(self) -> CostModel:
+        """What the measured rates are."""
+        return self._scheduler.costs
+
     def snapshot(self) -> ReplicaSnapshot:
         """Queues and blocks as they are between two steps."""
         scheduler, pool = self._scheduler, self._scheduler.kv.pool
+        tier = self._host.offloader.tier if self._host else None
         return ReplicaSnapshot(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -84,6 +123,10 @@ class Engine:
             pending_tokens=sum(
                 c.num_remaining_tokens for c in (*scheduler.waiting, *scheduler.running)
             ),
+            empty_slots=scheduler.kv.empty_slots(scheduler.running),
+            host_blocks=tier.num_used if tier else 0,
+            pinned_host_blocks=tier.num_pinned if tier else 0,
+            copies=scheduler.num_copies,
         )
 
     def live_request_ids(self) -> list[str]:
@@ -101,9 +144,29 @@ class Engine:
     def step(self) -> StepOutcome:
         """Compute one batch and say what it changed."""
         output = self._scheduler.schedule(self._clock())
+        if self._host is not None:
+            self._host.copier.start(output.host_copies)
+        begin = self._clock()
         result = self._runner.run(output)
-        return self._updater.update(output, result, self._clock())
+        now = self._clock()
+        outcome = self._updater.update(output, replace(result, compute_s=now - begin), now)
+        self._end_copies(idle=not output.scheduled)
+        for cost in outcome.resumed:
+            logger.debug("preemption: %s", cost)
+        return outcome
 
     def check_integrity(self) -> None:
         """Raise AssertionError where blocks, references and queues disagree."""
         self._scheduler.check_integrity()
+
+    def close(self) -> None:
+        """Give host memory up; the engine cannot step after it."""
+        if self._host is not None:
+            self._host.close()
+
+    def _end_copies(self, *, idle: bool) -> None:
+        if self._host is None or not self._scheduler.num_copies:
+            return
+        if idle:
+            self._host.copier.wait(_COPY_WAIT_S)
+        self._scheduler.end_copies(self._host.copier.ended(), self._clock())

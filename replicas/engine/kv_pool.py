@@ -46,6 +46,10 @@ class KVPool:
         blocks = num_blocks + RESERVED_BLOCKS
         # empty + zero_ touches every page now: a lazy pool would run out of memory in mid-stream.
         self._on_cpu = device == "cpu"
+        self.layout = "layers,kv,heads,dim,slots" if self._on_cpu else "layers,kv,heads,slots,dim"
+        """The order of a block's bytes on the host: that of the device, keys being transposed
+        on CPU. Turning them would cost more than the copy, and tiers are shared on one node
+        only, by replicas of one kind."""
         if self._on_cpu:
             memory = torch.empty((spec.num_layers, 2, blocks, *block), dtype=dtype).zero_()
             self._by_layer = memory
@@ -65,3 +69,16 @@ class KVPool:
         device = self._by_layer.device
         sources, targets = torch.tensor(pairs, dtype=torch.int64, device=device).unbind(1)
         self._by_layer[:, :, targets] = self._by_layer[:, :, sources]
+
+    def export(self, block: int, into: Tensor) -> None:
+        """Copy a block out to `into`, uint8 [block_bytes] in host memory. Where that is pinned
+        and the pool on a GPU, the copy is only queued on the current stream."""
+        self._as_host_block(into).copy_(self._by_layer[:, :, block], non_blocking=True)
+
+    def load(self, block: int, content: Tensor) -> None:
+        """Fill a block with what `export` gave; queued where `export` would be."""
+        self._by_layer[:, :, block].copy_(self._as_host_block(content), non_blocking=True)
+
+    def _as_host_block(self, content: Tensor) -> Tensor:
+        layers, parts, _, *block = self._by_layer.shape
+        return content.view(self.dtype).view(layers, parts, *block)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from tests.benchmarks.workload import Workload
 
-_LONGEST = 1024
+_LONGEST = 2048
 """Tokens of a piece at the most."""
 
 

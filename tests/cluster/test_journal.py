@@ -15,7 +15,7 @@ from replicas.protocol import (
     TokenLogprobs,
 )
 
-RECEIPT = Receipt(1, 2, 3, 4.0, 5.0)
+RECEIPT = Receipt(preemptions=3, swaps=2, recomputed_tokens=1, stall_s=4.0, queue_s=5.0)
 
 
 def make_journal(

@@ -93,13 +93,19 @@ block_size: 16 | block_size: 0 | args.engine.block_size
 block_size: 16 | block_size: 24 | args.engine.block_size
     | 24 is not a power of two; allowed: an integer from 1 to 256 (default 64)
 block_size: 16 | swap_space: -1 | args.engine.swap_space
-    | -1 is refused; allowed: a number from 0 upwards (default 0.0)
+    | -1 is refused; allowed: a number from 0 to 16384 (default 0.0)
 block_size: 16 | gpu_memory_utilization: 0 | args.engine.gpu_memory_utilization
     | 0 is refused; allowed: a number above 0 and up to 1 (default 0.9)
 block_size: 16 | enable_prefix_caching: 1 | args.engine.enable_prefix_caching
     | 1 is refused; allowed: true or false (default true)
 block_size: 16 | kv_cache_dtype: fp8 | args.engine.kv_cache_dtype
     | 'fp8' is not supported yet; allowed: one of 'auto', 'float32', 'bfloat16' (default 'auto')
+block_size: 16 | preemption_mode: swap | args.engine
+    | preemption_mode 'swap' needs a host tier: set swap_space above 0 GiB
+block_size: 16 | restore_patience_s: 0 | args.engine.restore_patience_s
+    | 0 is refused; allowed: a number above 0 and up to 3600 (default 5.0)
+block_size: 16 | spill_prefix_tokens: never | args.engine.spill_prefix_tokens
+    | 'never' is refused; allowed: an integer from 1 upwards or null (default 512)
 block_size: 16 | max_num_seqs: 600 | args.engine
     | max_num_batched_tokens 512 is less than max_num_seqs 600: \
 each running choice needs one token a step

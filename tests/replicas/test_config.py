@@ -50,8 +50,22 @@ def test_nothing_else_is(size: Any) -> None:
         ("enable_prefix_caching", "yes"),
         ("scheduling_policy", "lifo"),
         ("preemption_mode", "drop"),
+        ("preemption_mode", None),
         ("swap_space", -1),
+        ("swap_space", float("inf")),
+        ("swap_space", "0.5"),
+        ("preemption_policy", "first_admitted"),
         ("min_progress_tokens", 0),
+        ("admission", "look-ahead"),
+        ("watermark", -0.01),
+        ("watermark", 0.51),
+        ("preemption_hysteresis", -0.01),
+        ("preemption_hysteresis", float("nan")),
+        ("preemption_hysteresis", 0.51),
+        ("spill_prefix_tokens", 0),
+        ("spill_prefix_tokens", 512.0),
+        ("restore_patience_s", 0.0),
+        ("restore_patience_s", float("inf")),
     ],
 )
 def test_values_out_of_range_or_type_are_refused_by_name(option: str, value: Any) -> None:
@@ -63,8 +77,6 @@ def test_values_out_of_range_or_type_are_refused_by_name(option: str, value: Any
     [
         ("kv_cache_dtype", "fp8", "not supported yet"),
         ("kv_cache_dtype", "fp8_e4m3", "not supported yet"),
-        ("preemption_mode", "swap", "not built yet"),
-        ("swap_space", 4.0, "not built yet"),
     ],
 )
 def test_what_is_to_come_is_said_to_be_missing(option: str, value: Any, says: str) -> None:
@@ -76,6 +88,28 @@ def test_a_step_has_room_for_a_token_of_each_running_choice() -> None:
         max_num_batched_tokens=63, max_num_seqs=64
     )
     EngineConfig(max_num_batched_tokens=64, max_num_seqs=64)
+
+
+def test_swapping_needs_host_memory() -> None:
+    says = "preemption_mode 'swap' needs a host tier: set swap_space above 0 GiB"
+    assert says in _error(preemption_mode="swap")
+    assert says in _error(preemption_mode="swap", swap_space=0)
+    assert EngineConfig(preemption_mode="swap", swap_space=0.5).swap_space == 0.5
+
+
+@pytest.mark.parametrize("mode", ["auto", "recompute"])
+@pytest.mark.parametrize("size", [0.0, 4.0])
+def test_other_modes_do_with_or_without(mode: Any, size: float) -> None:
+    config = EngineConfig(preemption_mode=mode, swap_space=size)
+    assert (config.preemption_mode, config.swap_space) == (mode, size)
+
+
+def test_the_least_and_the_most_of_the_options_about_shortage() -> None:
+    EngineConfig(watermark=0.0, preemption_hysteresis=0.0, spill_prefix_tokens=1)
+    EngineConfig(watermark=0.5, preemption_hysteresis=0.5, spill_prefix_tokens=None)
+    for policy in ("last_admitted", "priority", "cheapest"):
+        for admission in ("look_ahead", "eager"):
+            EngineConfig(preemption_policy=policy, admission=admission)
 
 
 def test_unknown_keys_are_refused() -> None:

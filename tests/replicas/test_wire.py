@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import struct
 
 import msgpack
@@ -30,7 +31,7 @@ deltas = st.builds(
     prompt_logprobs=st.none() | st.lists(logprobs, max_size=2).map(tuple),
     finish_reason=st.none() | st.sampled_from(FinishReason),
     stop_token_id=st.none() | counts,
-    receipt=st.none() | st.builds(Receipt, counts, counts, counts, numbers, numbers),
+    receipt=st.none() | st.builds(Receipt, *[counts] * 6, numbers, numbers),
     error=st.none() | st.text(),
 )
 
@@ -51,6 +52,15 @@ def test_deltas_survive_the_trip(items: list[TokenDelta]) -> None:
     assert frame is not None
     assert frame[0] == wire.DELTAS
     assert wire.unpack_deltas(frame[1]) == items  # type: ignore[arg-type]
+
+
+def test_every_field_of_a_receipt_arrives_in_its_own_place() -> None:
+    fields = dataclasses.fields(Receipt)
+    receipt = Receipt(*range(1, 1 + len(fields)))
+    frame = read(wire.deltas([TokenDelta("r", 0, (), receipt=receipt)]))
+    assert frame is not None
+    (delta,) = wire.unpack_deltas(frame[1])  # type: ignore[arg-type]
+    assert delta.receipt == receipt
 
 
 def test_the_end_of_the_stream_is_no_error() -> None:

@@ -1,14 +1,14 @@
-"""The victim is the newest arrival of the lowest class."""
+"""The victim is whoever was admitted last."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from replicas.core.request import Choice
+from replicas.core.preemption.policy import Candidate
 
 
 class LastAdmitted:
-    """Whoever came first keeps its place, so that work done longest is thrown away least."""
+    """Whoever has run longest keeps running, so that the least work is thrown away."""
 
-    def choose(self, candidates: Sequence[Choice]) -> Choice:
-        return max(candidates, key=lambda choice: choice.rank)
+    def choose(self, candidates: Sequence[Candidate]) -> Candidate:
+        return max(candidates, key=lambda candidate: candidate.choice.admission)

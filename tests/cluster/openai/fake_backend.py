@@ -172,8 +172,11 @@ class _Choice:
     def _receipt(self) -> Receipt:
         return Receipt(
             cached_tokens=3 + self._index,
+            host_cached_tokens=2 * self._index + 2,
             preemptions=1,
+            swaps=self._index % 2,
             recomputed_tokens=5,
+            restored_tokens=7,
             stall_s=0.25,
             queue_s=0.125,
         )

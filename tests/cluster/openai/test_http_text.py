@@ -141,7 +141,7 @@ def test_stop_strings(
     decoded = [tokenizer.decode(ids[:i]) for i in range(len(ids) + 1)]
     needed = [i for i, so_far in enumerate(decoded) if any(stop in so_far for stop in stops)]
     assert usage["completion_tokens"] == (needed[0] if ended_early else len(ids) + 1)
-    assert usage["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 5}
 
 
 def test_stop_string_included(tokenizer: Tokenizer) -> None:
@@ -234,11 +234,14 @@ def test_receipt(tokenizer: Tokenizer) -> None:
     usage = front.complete(prompt=["a", "b"], n=2)["usage"]
     assert usage["quire"] == {
         "preemptions": 4,
+        "mode": "mixed",
         "recomputed_tokens": 20,
+        "restored_tokens": 28,
         "stall_ms": 1000.0,
         "cached_tokens": 6,
+        "host_cached_tokens": 4,
     }
-    assert usage["prompt_tokens_details"] == {"cached_tokens": 6}
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 10}
 
 
 @pytest.mark.parametrize("n", [1, 2])

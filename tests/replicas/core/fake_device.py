@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from zlib import crc32
 
+from replicas.core.block_transfer import EndedCopy, Restore, Save
 from replicas.core.request import ChoiceKey
 from replicas.core.scheduler_output import (
     Draw,
@@ -148,3 +149,52 @@ class FakeDevice:
         assert kv is not None
         token = draw_token(kv, data.sampling.seed, draw.key[1], draw.output_index)
         return SampledToken(token)
+
+
+class FakeHost:
+    """Slots of host memory whose copies take a number of steps, and fail where told to.
+
+    A save reads its block when it ends, a restore leaves rubbish in its block until then:
+    whoever frees, writes or reads a block too early is found out.
+    """
+
+    def __init__(
+        self, device: FakeDevice, num_slots: int, copy_steps: int, fails: Callable[[], bool]
+    ) -> None:
+        self.device = device
+        self.slots: list[tuple[bytes, list[int | None]] | None] = [None] * num_slots
+        self._copy_steps = copy_steps
+        self._fails = fails
+        self._under_way: list[tuple[int, Save | Restore, list[int | None]]] = []
+
+    def start(self, copies: Sequence[Save | Restore]) -> None:
+        for copy in copies:
+            if isinstance(copy, Save):
+                content = list(self.device.slots[copy.block])
+                self.slots[copy.slot] = None
+            else:
+                held = self.slots[copy.source[1]]
+                assert held is not None, "a restore of what was not saved"
+                assert held[0] == copy.digest, "a restore of another content"
+                content = held[1]
+                self.device.slots[copy.block] = [-1] * self.device.block_size
+            self._under_way.append((self._copy_steps, copy, content))
+
+    def ended(self) -> list[EndedCopy]:
+        due = [entry for entry in self._under_way if entry[0] == 0]
+        self._under_way = [(n - 1, copy, content) for n, copy, content in self._under_way if n]
+        return [self._end(copy, content) for _, copy, content in due]
+
+    def _end(self, copy: Save | Restore, content: list[int | None]) -> EndedCopy:
+        ok = not self._fails()
+        if isinstance(copy, Save):
+            assert self.device.slots[copy.block] == content, "written while a save read it"
+            if ok:
+                self.slots[copy.slot] = (copy.digest, content)
+        else:
+            rubbish = [-1] * self.device.block_size
+            assert self.device.slots[copy.block] == rubbish, "written while a restore filled it"
+            assert self.slots[copy.source[1]] == (copy.digest, content), "overwritten while read"
+            if ok:
+                self.device.slots[copy.block] = list(content)
+        return EndedCopy(copy, ok, seconds=1.0)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from replicas.core.block_hash import BlockHasher
 from replicas.core.block_pool import BlockPool
+from replicas.core.cost_model import CostModel
+from replicas.core.host_tier import HostTier
 from replicas.core.kv_manager import KVManager
+from replicas.core.offloader import Offloader
 from replicas.core.preemption.last_admitted import LastAdmitted
-from replicas.core.preemption.policy import PreemptionPolicy
+from replicas.core.preemption.policy import Candidate, PreemptionPolicy
+from replicas.core.preemption.preempter import PreemptionMode
 from replicas.core.request import Choice, ChoiceKey
 from replicas.core.sampling_params import SamplingParams
 from replicas.core.scheduler import Scheduler, SchedulerConfig
@@ -20,6 +24,7 @@ from replicas.protocol import FinishReason, GenerateRequest, Receipt, TokenDelta
 from tests.replicas.core.fake_device import (
     EOS,
     FakeDevice,
+    FakeHost,
     reference,
     reference_prompt_logprobs,
 )
@@ -28,8 +33,8 @@ from tests.replicas.core.fake_device import (
 class BestRanked:
     """The worst of policies: it throws away what has been worked on longest."""
 
-    def choose(self, candidates: Sequence[Choice]) -> Choice:
-        return min(candidates, key=lambda choice: choice.rank)
+    def choose(self, candidates: Sequence[Candidate]) -> Candidate:
+        return min(candidates, key=lambda candidate: candidate.choice.rank)
 
 
 def make_request(
@@ -62,8 +67,22 @@ def make_hasher(block_size: int) -> BlockHasher:
     return BlockHasher(fingerprint="model", kv_dtype="float32", block_size=block_size)
 
 
-def make_kv(num_blocks: int, block_size: int, *, caching: bool = True) -> KVManager:
-    return KVManager(BlockPool(num_blocks), make_hasher(block_size), caching=caching)
+def make_kv(
+    num_blocks: int,
+    block_size: int,
+    *,
+    caching: bool = True,
+    host_slots: int = 0,
+    spill_tokens: int | None = None,
+) -> KVManager:
+    pool = BlockPool(num_blocks)
+    return KVManager(
+        pool,
+        make_hasher(block_size),
+        caching=caching,
+        offloader=Offloader(pool, HostTier(host_slots)) if host_slots else None,
+        spill_tokens=spill_tokens,
+    )
 
 
 class Replica:
@@ -81,8 +100,18 @@ class Replica:
         by_priority: bool = False,
         min_progress_tokens: int = 8,
         watermark: float = 0.0,
+        look_ahead: bool = False,
+        hysteresis: float = 0.0,
         policy: PreemptionPolicy | None = None,
+        mode: PreemptionMode = PreemptionMode.SWAP,
+        host_slots: int = 0,
+        spill_tokens: int | None = None,
+        copy_steps: int = 0,
+        patience: float = 1e9,
+        copy_fails: Callable[[], bool] = lambda: False,
     ) -> None:
+        """A copy to or from the host ends `copy_steps` steps after the one that started it;
+        `copy_fails` says, for each, whether it fails."""
         self.config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
@@ -90,11 +119,23 @@ class Replica:
             by_priority=by_priority,
             min_progress_tokens=min_progress_tokens,
             watermark=watermark,
+            look_ahead=look_ahead,
+            hysteresis=hysteresis,
+            preemption_mode=mode,
+            restore_patience_s=patience,
         )
-        kv = make_kv(num_blocks, block_size, caching=caching)
-        self.scheduler = Scheduler(self.config, kv, policy or LastAdmitted())
+        kv = make_kv(
+            num_blocks,
+            block_size,
+            caching=caching,
+            host_slots=host_slots,
+            spill_tokens=spill_tokens,
+        )
+        costs = CostModel(block_bytes=block_size)
+        self.scheduler = Scheduler(self.config, kv, policy or LastAdmitted(), costs)
         self.updater = StepUpdater(self.scheduler, (EOS,))
         self.device = FakeDevice(num_blocks, block_size)
+        self.host = FakeHost(self.device, host_slots, copy_steps, copy_fails)
         self.now = 0.0
         self.requests: dict[str, GenerateRequest] = {}
         self.outputs: dict[ChoiceKey, list[int]] = {}
@@ -150,7 +191,8 @@ class Replica:
     def schedule(self) -> SchedulerOutput:
         """The first half of a step, with the rules that hold for each one."""
         scheduler, before = self.scheduler, list(self.scheduler.running)
-        has_work = scheduler.has_work
+        has_work, epochs = scheduler.has_work, {c: c.epoch for c in before}
+        waits_for_copies = scheduler.num_copies > 0
         protected = {c for c in before if c.epoch and self._lacks_progress(c.key)}
         leader_needs_blocks = (
             before
@@ -167,18 +209,28 @@ class Replica:
         assert len(set(keys)) == len(keys)
         assert set(keys) <= {c.key for c in scheduler.running}
         assert all(item.token_ids for item in output.scheduled)
-        assert bool(keys) == has_work, "a step with work to do that does nothing"
+        waits_for_copies = waits_for_copies or bool(output.host_copies)
+        assert bool(keys) or waits_for_copies or not has_work, (
+            "nothing is done though there is work"
+        )
         if before:
-            assert scheduler.running.count(before[0]) == 1, "the leader was preempted"
+            assert before[0].epoch == epochs[before[0]], "the leader was preempted"
         if not leader_needs_blocks:
-            assert protected <= set(scheduler.running), "preempted again without progress"
+            unharmed = {c for c in protected if c.epoch == epochs[c]}
+            assert protected == unharmed, "preempted again without progress"
         if output.num_preempted:
             assert set(scheduler.running) < set(before), "admitted in a step that preempted"
-        self._keep_times(set(before), set(scheduler.running))
+        for choice, epoch in epochs.items():
+            if choice.epoch > epoch:
+                self._preempted_at[choice.key].append(self.now)
+        for choice in set(scheduler.running) - set(before):
+            self._outputs_at_admission[choice.key] = len(self.outputs[choice.key])
+        self._note_ready()
         return output
 
     def finish_step(self, output: SchedulerOutput) -> StepOutcome:
         """The second half: run on the device, update, deliver."""
+        self.host.start(output.host_copies)
         result = self.device.run(output, self.requests, self.known)
         outcome = self.updater.update(output, result, self.now)
         self.scheduler.check_integrity()
@@ -186,6 +238,9 @@ class Replica:
             self._deliver(delta)
         self.finished += outcome.finished
         self.first_token_s += outcome.first_token_s
+        self.scheduler.end_copies(self.host.ended(), self.now)
+        self.scheduler.check_integrity()
+        self._note_ready()
         return outcome
 
     def step(self) -> SchedulerOutput:
@@ -237,13 +292,14 @@ class Replica:
         progress = len(self.outputs[key]) - self._outputs_at_admission[key]
         return progress < self.config.min_progress_tokens
 
-    def _keep_times(self, before: set[Choice], after: set[Choice]) -> None:
-        for choice in before - after:
-            self._preempted_at[choice.key].append(self.now)
-        for choice in after - before:
-            self._outputs_at_admission[choice.key] = len(self.outputs[choice.key])
-            if choice.key in self._preempted_at:
-                self._resumed_at[choice.key].append(self.now)
+    def _note_ready(self) -> None:
+        """Who lost its blocks has them back, filled."""
+        for choice in self.scheduler.running:
+            stops, goes = self._preempted_at[choice.key], self._resumed_at[choice.key]
+            while not choice.arriving and len(goes) < len(stops):
+                # One preempted anew while it still waited for its blocks stalled without a break.
+                later = stops[len(goes) + 1 :]
+                goes.append(later[0] if later else self.now)
 
     def _check_receipt(self, key: ChoiceKey, receipt: Receipt) -> None:
         stops, goes = self._preempted_at[key], self._resumed_at[key]
@@ -263,3 +319,15 @@ class Replica:
         assert stats.preemptions == sum(step.num_preempted for step in self.steps)
         assert stats.prefix_cache_hits <= stats.prefix_cache_queries
         assert stats.recomputed_tokens == 0 or stats.preemptions > 0
+        self._check_host()
+
+    def _check_host(self) -> None:
+        """Nothing is under way, pinned or owned; what is left are prefixes worth keeping."""
+        offloader = self.scheduler.kv.offloader
+        if offloader is None:
+            return
+        assert offloader.num_copies == 0
+        assert offloader.tier.num_pinned == 0
+        offloader.tier.check_integrity(())
+        if not self.scheduler.kv.caching:
+            assert offloader.tier.num_used == 0

@@ -42,6 +42,7 @@ def test_same_tokens_under_another_parent_differ() -> None:
 
 
 def test_token_ids_are_not_joined_like_text() -> None:
+    """O08: KV is found by a cryptographic digest of the parent and fixed-width token ids."""
     assert hasher().chain([1, 23]) != hasher().chain([12, 3])
     assert hasher().chain([256, 0]) != hasher().chain([0, 1])
 

@@ -16,12 +16,16 @@ from hypothesis.stateful import (
     rule,
 )
 
+from replicas.core.preemption.cheapest import Cheapest
 from replicas.core.preemption.last_admitted import LastAdmitted
+from replicas.core.preemption.preempter import PreemptionMode
+from replicas.core.preemption.priority import Priority
 from replicas.core.sampling_params import SamplingParams
 from replicas.core.scheduler import RequestRefusedError
 from replicas.protocol import GenerateRequest
 from tests.replicas.core.harness import BestRanked, Replica, make_request
 
+_MAX_COPY_STEPS = 3
 _SHARED = tuple((7 * i) % 5 + 1 for i in range(64))
 """Prompts begin with some of these tokens, so that many share a prefix."""
 
@@ -62,10 +66,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         by_priority=st.booleans(),
         min_progress_tokens=st.sampled_from((0, 1, 8)),
         watermark=st.sampled_from((0.0, 0.01, 0.2)),
-        policy=st.sampled_from((LastAdmitted(), BestRanked())),
+        policy=st.sampled_from((LastAdmitted(), BestRanked(), Priority(), Cheapest())),
+        look_ahead=st.booleans(),
+        hysteresis=st.sampled_from((0.0, 0.3)),
+        mode=st.sampled_from(PreemptionMode),
+        host_slots=st.sampled_from((0, 1, 3, 50)),
+        spill_tokens=st.sampled_from((None, 1, 8)),
+        copy_steps=st.sampled_from((0, 0, 1, 3)),
+        patience=st.sampled_from((1.0, 1e9)),
     )
     def start(self, **config: Any) -> None:
-        self.replica = Replica(**config)
+        self.failing = False
+        self.replica = Replica(**config, copy_fails=lambda: self.failing)
         self.arrivals = 0
 
     @rule(data=requests())
@@ -83,6 +95,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             self.replica.step()
+
+    @rule(failing=st.booleans())
+    def break_or_mend_host_memory(self, failing: bool) -> None:
+        self.failing = failing
 
     @precondition(lambda self: self.arrivals)
     @rule(which=st.integers(0, 1000), index=st.one_of(st.none(), st.integers(0, 3)))
@@ -116,7 +132,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             for data in self.replica.requests.values()
             for _ in range(data.n)
         ]
-        return sum(known) + max(known, default=0) * self.arrivals
+        steps = sum(known) + max(known, default=0) * self.arrivals
+        # Between two steps that compute, all may wait for a save, a spill and a restore.
+        return 4 * _MAX_COPY_STEPS * steps
 
 
 TestScheduler = SchedulerMachine.TestCase

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from replicas.core.request import ChoiceKey
 from replicas.core.sampling_params import SamplingParams
 from replicas.core.scheduler_output import StepOutcome
 from replicas.engine.engine import Engine
+from replicas.engine.host_memory import MakeCopier, OpenStore
+from replicas.host_store import InProcessStore
 from replicas.models.hf_adapter import PagedModel
 from replicas.protocol import FinishReason, GenerateRequest, Receipt, TokenLogprobs
 
@@ -40,15 +43,37 @@ class Answer:
 Answers = dict[ChoiceKey, Answer]
 
 
-def make_engine(model: PagedModel, **config: Any) -> Engine:
-    """An engine on the CPU: a roomy pool and small chunks, unless `config` says otherwise."""
+def make_engine(
+    model: PagedModel,
+    *,
+    host_blocks: int = 0,
+    open_store: OpenStore | None = None,
+    make_copier: MakeCopier | None = None,
+    **config: Any,
+) -> Engine:
+    """An engine on the CPU: a roomy pool and small chunks, and all that fits is admitted, unless
+    `config` says otherwise. `host_blocks` of this process' memory are its host tier."""
     defaults = {
         "block_size": 8,
         "num_gpu_blocks_override": 256,
         "max_num_seqs": 16,
         "max_num_batched_tokens": 48,
+        "admission": "eager",
     }
-    return Engine(EngineConfig(**(defaults | config)), model, "cpu")
+    if host_blocks:
+        defaults["swap_space"] = 1.0
+        open_store = partial(_in_process, host_blocks)
+    return Engine(
+        EngineConfig(**(defaults | config)),
+        model,
+        "cpu",
+        open_store=open_store,
+        make_copier=make_copier,
+    )
+
+
+def _in_process(host_blocks: int, identity: bytes, block_bytes: int) -> InProcessStore:
+    return InProcessStore(host_blocks, block_bytes)
 
 
 def ask(
@@ -107,7 +132,7 @@ class Client:
         snapshot = self.engine.snapshot()
         assert self.engine.live_request_ids() == []
         assert (snapshot.running, snapshot.waiting, snapshot.pending_tokens) == (0, 0, 0)
-        assert snapshot.used_blocks == 0
+        assert snapshot.used_blocks == snapshot.copies == snapshot.pinned_host_blocks == 0
         assert all(answer.finish_reason for answer in self.answers.values())
         return self.answers
 

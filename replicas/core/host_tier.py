@@ -1,0 +1,182 @@
+"""Which blocks are in host memory, who needs them, and which go when room runs short."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from replicas.core.request import ChoiceKey
+
+
+@dataclass(slots=True)
+class _Entry:
+    slot: int
+    ready: bool = False
+    """Its content is complete and can be read."""
+    readers: int = 0
+    """Copies that read it right now."""
+    owners: set[ChoiceKey] = field(default_factory=set)
+    """Choices it was kept for by a preemption and that have not ended."""
+    pins: set[ChoiceKey] = field(default_factory=set)
+    """Owners that hold no device blocks now: they wait to get it back."""
+    prefix: bool = False
+    """Worth keeping beyond its owners' lives."""
+
+    @property
+    def evictable(self) -> bool:
+        return self.ready and not self.readers and not self.pins
+
+
+class HostTier:
+    """Slots of the replica's own slab, by block digest. Bookkeeping only: it moves no bytes.
+
+    An entry lives as long as a choice it was kept for, or as a prefix until it is the least
+    recently used one and its slot is wanted. Pinned, read or half-written entries are never
+    evicted, so the slots are a hard bound on the bytes: where none is to be had, `reserve`
+    says so and the block is recomputed some day.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._entries: dict[bytes, _Entry] = {}
+        self._evictable: OrderedDict[bytes, None] = OrderedDict()
+
+    @property
+    def num_used(self) -> int:
+        """Slots that hold a block or are being written."""
+        return len(self._entries)
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks that preempted choices wait to get back."""
+        return sum(1 for entry in self._entries.values() if entry.pins)
+
+    @property
+    def num_free(self) -> int:
+        """Slots that `reserve` can give."""
+        return len(self._free) + len(self._evictable)
+
+    def holds(self, digest: bytes) -> bool:
+        """Whether the block is there or on its way."""
+        return digest in self._entries
+
+    def lookup(self, digest: bytes) -> int | None:
+        """The slot to read the block from; None where it cannot be read (yet)."""
+        entry = self._entries.get(digest)
+        return entry.slot if entry is not None and entry.ready else None
+
+    def adopt(self, slot: int, digest: bytes) -> None:
+        """Take over a block that a slab held before this replica came."""
+        self._free.remove(slot)
+        self._entries[digest] = _Entry(slot, ready=True, prefix=True)
+        self._evictable[digest] = None
+
+    def reserve(self, digest: bytes) -> int | None:
+        """A slot to write the block to, which nobody can read before `commit`.
+
+        None where every slot is pinned or in use by a copy.
+        """
+        if digest in self._entries:
+            raise ValueError("the block is in the tier already")
+        if not self._free and not self._evict():
+            return None
+        slot = self._free.pop()
+        self._entries[digest] = _Entry(slot)
+        return slot
+
+    def commit(self, digest: bytes) -> None:
+        """The block has been written: it can be read from now on."""
+        self._entries[digest].ready = True
+        self._settle(digest)
+
+    def discard(self, digest: bytes) -> None:
+        """Forget a block whose content is not to be trusted; unknown ones are fine."""
+        entry = self._entries.get(digest)
+        if entry is None:
+            return
+        entry.ready = False
+        if not entry.readers:  # else the last reader drops it
+            self._drop(digest)
+
+    def start_read(self, digest: bytes) -> None:
+        """A copy begins to read the block; it stays where it is until `end_read`."""
+        self._entries[digest].readers += 1
+        self._evictable.pop(digest, None)
+
+    def end_read(self, digest: bytes) -> None:
+        """A copy has read the block."""
+        entry = self._entries[digest]
+        entry.readers -= 1
+        if entry.ready:
+            self._settle(digest)
+        elif not entry.readers:
+            self._drop(digest)
+
+    def pin(self, digest: bytes, owner: ChoiceKey) -> None:
+        """Keep the block until `unpin`: `owner` lost its device blocks and will come for it."""
+        entry = self._entries[digest]
+        entry.owners.add(owner)
+        entry.pins.add(owner)
+        self._evictable.pop(digest, None)
+
+    def unpin(self, digest: bytes, owner: ChoiceKey) -> None:
+        """`owner` has device blocks again; the entry stays for its next preemption, unless the
+        slot is wanted. Unknown ones are fine."""
+        entry = self._entries.get(digest)
+        if entry is not None:
+            entry.pins.discard(owner)
+            self._settle(digest)
+
+    def forget(self, digest: bytes, owner: ChoiceKey) -> None:
+        """`owner` ended. Unknown ones are fine."""
+        entry = self._entries.get(digest)
+        if entry is not None:
+            entry.owners.discard(owner)
+            entry.pins.discard(owner)
+            self._settle(digest)
+
+    def keep(self, digest: bytes) -> None:
+        """The block is a prefix worth having even when no choice owns it."""
+        self._entries[digest].prefix = True
+
+    def check_integrity(self, owners: Iterable[ChoiceKey] = ()) -> None:
+        """Raise AssertionError where slots, entries and queues disagree, or where an entry
+        belongs to a choice that is not among the living `owners`."""
+        slots = [entry.slot for entry in self._entries.values()]
+        if sorted([*slots, *self._free]) != list(range(self.num_slots)):
+            raise AssertionError("used and free slots do not partition the slab")
+        evictable = {digest for digest, entry in self._entries.items() if entry.evictable}
+        if evictable != set(self._evictable):
+            raise AssertionError("the evictable entries are not those in the queue")
+        living = set(owners)
+        for entry in self._entries.values():
+            if not entry.pins <= entry.owners:
+                raise AssertionError("an entry is pinned by a choice that does not own it")
+            if not entry.owners <= living:
+                raise AssertionError(f"ended choices own an entry: {entry.owners - living}")
+            if entry.evictable and not entry.owners and not entry.prefix:
+                raise AssertionError("an entry is kept for nobody")
+
+    def _settle(self, digest: bytes) -> None:
+        """Drop the entry or make it the most recently used one, where nothing holds it."""
+        entry = self._entries[digest]
+        if not entry.evictable:
+            return
+        if not entry.owners and not entry.prefix:
+            self._drop(digest)
+            return
+        self._evictable[digest] = None
+        self._evictable.move_to_end(digest)
+
+    def _evict(self) -> bool:
+        if not self._evictable:
+            return False
+        digest, _ = self._evictable.popitem(last=False)
+        self._free.append(self._entries.pop(digest).slot)
+        return True
+
+    def _drop(self, digest: bytes) -> None:
+        self._evictable.pop(digest, None)
+        self._free.append(self._entries.pop(digest).slot)
