@@ -62,6 +62,9 @@ class EngineConfig(BaseModel):
     preemption_hysteresis: Annotated[float, Field(ge=0.0, le=0.5)] = 0.05
     """Share of the KV pool that must be free, after a preemption, before a new request is
     admitted; holds until a running choice ends."""
+    overcommit: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
+    """Share of the KV pool by which the peak that look_ahead expects may exceed it: a few
+    preemptions cost less than a pool that is full at the peak only."""
     spill_prefix_tokens: Annotated[int, Field(ge=1)] | None = 512
     """Tokens of a cached prefix from which on it is written to the host tier before it is
     evicted even if it was never hit. null writes only prefixes that were hit."""

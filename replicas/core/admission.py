@@ -45,20 +45,29 @@ class Admission:
 
     Eagerly, whoever fits now is admitted, but for a watermark. Looking ahead, the candidate is
     admitted if the expected PEAK of used blocks, with it, fits: choices end at different times,
-    so the peak is the largest over these times of what those alive will hold then. A preempted
+    so the peak is the largest over these times of what those alive will hold then. The peak may
+    exceed the pool by `overcommit`: a few cheap preemptions cost less than a pool that is full at
+    the peak only. A preempted
     choice has waited enough: only its own fit counts for the hysteresis, which after a
     preemption keeps new ones out until `hysteresis` of the pool is free or a choice has ended.
     """
 
     def __init__(
-        self, kv: KVManager, *, look_ahead: bool, watermark: float, hysteresis: float
+        self,
+        kv: KVManager,
+        *,
+        look_ahead: bool,
+        watermark: float,
+        hysteresis: float,
+        overcommit: float,
     ) -> None:
-        """`watermark` and `hysteresis` are shares of the pool."""
+        """`watermark`, `hysteresis` and `overcommit` are shares of the pool."""
         blocks = kv.pool.num_blocks
         self._kv = kv
         self._look_ahead = look_ahead
         self._reserve = int(watermark * blocks)
         self._caution = max(self._reserve, int(hysteresis * blocks))
+        self._limit_tokens = int((1.0 + overcommit) * blocks - self._reserve) * kv.block_size
         self._lengths = OutputLengths()
         self._cautious = False
 
@@ -88,7 +97,7 @@ class Admission:
         for each in (*running, choice):
             alive += [(self._remaining(each), 0)] * self._unborn(each)
         peak = shared_tokens + _peak(alive, slack=size / 2)
-        return peak <= (pool.num_blocks - self._reserve) * size
+        return peak <= self._limit_tokens
 
     def _remaining(self, choice: Choice) -> float:
         produced = len(choice.output_token_ids)

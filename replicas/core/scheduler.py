@@ -44,6 +44,8 @@ class SchedulerConfig:
     """Share of the pool that admission leaves free for the running choices to grow into."""
     hysteresis: float = 0.05
     """The same after a preemption, for choices that come for the first time."""
+    overcommit: float = 0.0
+    """Share of the pool by which the peak that admission expects may exceed it."""
     restore_patience_s: float = 5.0
     """A restore that takes longer is given up: the KV is computed instead."""
 
@@ -91,6 +93,7 @@ class Scheduler:
             look_ahead=config.look_ahead,
             watermark=config.watermark,
             hysteresis=config.hysteresis,
+            overcommit=config.overcommit,
         )
         self.requests: dict[str, Request] = {}
         self.running: list[Choice] = []

@@ -89,6 +89,7 @@ class Engine:
             look_ahead=config.admission == "look_ahead",
             watermark=config.watermark,
             hysteresis=config.preemption_hysteresis,
+            overcommit=config.overcommit,
             restore_patience_s=config.restore_patience_s,
         )
         costs = CostModel(pool.block_bytes)

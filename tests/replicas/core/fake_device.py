@@ -159,12 +159,18 @@ class FakeHost:
     """
 
     def __init__(
-        self, device: FakeDevice, num_slots: int, copy_steps: int, fails: Callable[[], bool]
+        self,
+        device: FakeDevice,
+        num_slots: int,
+        copy_steps: int,
+        fails: Callable[[], bool],
+        copy_s: float,
     ) -> None:
         self.device = device
         self.slots: list[tuple[bytes, list[int | None]] | None] = [None] * num_slots
         self._copy_steps = copy_steps
         self._fails = fails
+        self._copy_s = copy_s
         self._under_way: list[tuple[int, Save | Restore, list[int | None]]] = []
 
     def start(self, copies: Sequence[Save | Restore]) -> None:
@@ -197,4 +203,4 @@ class FakeHost:
             assert self.slots[copy.source[1]] == (copy.digest, content), "overwritten while read"
             if ok:
                 self.device.slots[copy.block] = list(content)
-        return EndedCopy(copy, ok, seconds=1.0)
+        return EndedCopy(copy, ok, self._copy_s)

@@ -102,6 +102,7 @@ class Replica:
         watermark: float = 0.0,
         look_ahead: bool = False,
         hysteresis: float = 0.0,
+        overcommit: float = 0.0,
         policy: PreemptionPolicy | None = None,
         mode: PreemptionMode = PreemptionMode.SWAP,
         host_slots: int = 0,
@@ -109,9 +110,13 @@ class Replica:
         copy_steps: int = 0,
         patience: float = 1e9,
         copy_fails: Callable[[], bool] = lambda: False,
+        costs: CostModel | None = None,
+        copy_s: float = 1.0,
+        token_s: float = 0.0,
     ) -> None:
-        """A copy to or from the host ends `copy_steps` steps after the one that started it;
-        `copy_fails` says, for each, whether it fails."""
+        """A copy to or from the host ends `copy_steps` steps after the one that started it, and
+        says that it took `copy_s`; `copy_fails` says, for each, whether it fails. A step says
+        that it took `token_s` for each of its tokens."""
         self.config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
@@ -121,6 +126,7 @@ class Replica:
             watermark=watermark,
             look_ahead=look_ahead,
             hysteresis=hysteresis,
+            overcommit=overcommit,
             preemption_mode=mode,
             restore_patience_s=patience,
         )
@@ -131,11 +137,12 @@ class Replica:
             host_slots=host_slots,
             spill_tokens=spill_tokens,
         )
-        costs = CostModel(block_bytes=block_size)
+        costs = costs or CostModel(block_bytes=block_size)
         self.scheduler = Scheduler(self.config, kv, policy or LastAdmitted(), costs)
+        self._token_s = token_s
         self.updater = StepUpdater(self.scheduler, (EOS,))
         self.device = FakeDevice(num_blocks, block_size)
-        self.host = FakeHost(self.device, host_slots, copy_steps, copy_fails)
+        self.host = FakeHost(self.device, host_slots, copy_steps, copy_fails, copy_s)
         self.now = 0.0
         self.requests: dict[str, GenerateRequest] = {}
         self.outputs: dict[ChoiceKey, list[int]] = {}
@@ -232,6 +239,7 @@ class Replica:
         """The second half: run on the device, update, deliver."""
         self.host.start(output.host_copies)
         result = self.device.run(output, self.requests, self.known)
+        result = replace(result, compute_s=self._token_s * output.num_tokens)
         outcome = self.updater.update(output, result, self.now)
         self.scheduler.check_integrity()
         for delta in outcome.deltas:

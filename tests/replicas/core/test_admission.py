@@ -68,6 +68,14 @@ def test_looking_ahead_fills_the_pool_all_the_same() -> None:
     assert len(replica.scheduler.running) == 3
 
 
+def test_overcommitting_admits_more() -> None:
+    replica = Replica(40, look_ahead=True, overcommit=0.25)
+    replica.submit(*own_prompts(12, 9, max_tokens=30))
+    replica.step()
+    assert len(replica.scheduler.running) == 4
+    replica.run()
+
+
 def test_who_runs_alone_needs_no_foresight() -> None:
     replica = Replica(4, look_ahead=True)
     replica.submit(make_request("long", range(7), max_tokens=1000))

@@ -69,6 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from((LastAdmitted(), BestRanked(), Priority(), Cheapest())),
         look_ahead=st.booleans(),
         hysteresis=st.sampled_from((0.0, 0.3)),
+        overcommit=st.sampled_from((0.0, 0.5)),
         mode=st.sampled_from(PreemptionMode),
         host_slots=st.sampled_from((0, 1, 3, 50)),
         spill_tokens=st.sampled_from((None, 1, 8)),
