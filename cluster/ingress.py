@@ -102,7 +102,12 @@ class Ingress:
             f"model {self._served_name}, {engine.device}, {engine.dtype}, "
             f"{count} replica{'s' if count > 1 else ''}, each with a KV pool of "
             f"{engine.num_blocks} blocks = {engine.kv_tokens} tokens ({engine.kv_dtype}), room "
-            f"for {fit} request{'' if fit == 1 else 's'} of max_model_len {engine.max_model_len}"
+            f"for {fit} request{'' if fit == 1 else 's'} of max_model_len {engine.max_model_len}, "
+            + (
+                f"a host tier of {engine.host_blocks} blocks"
+                if engine.host_blocks
+                else "no host tier"
+            )
         )
 
     async def _ask_all(self, method: str) -> list[Any]:

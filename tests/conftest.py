@@ -14,12 +14,18 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
+def all_cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 @pytest.fixture(autouse=True)
-def _one_torch_thread() -> None:
+def _torch_threads(request: pytest.FixtureRequest) -> None:
     """Small tensors gain nothing from more threads; tests that need no torch do not load it."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.get_num_threads() != 1:
-        torch.set_num_threads(1)
+    wanted = all_cores() if request.node.get_closest_marker("all_cores") else 1
+    if torch is not None and torch.get_num_threads() != wanted:
+        torch.set_num_threads(wanted)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -67,7 +67,7 @@ class CostModel:
     _decode_step_s: float | None = None
 
     def __post_init__(self) -> None:
-        blocks = 64.0 * self.block_bytes
+        blocks = 16.0 * self.block_bytes
         self.prefill = Rate.seeded(self.rates.prefill_tokens, half_life=2048.0)
         self.write = Rate.seeded(self.rates.written_bytes, half_life=blocks)
         self.read = Rate.seeded(self.rates.read_bytes, half_life=blocks)

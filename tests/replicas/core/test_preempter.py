@@ -9,7 +9,7 @@ from replicas.core.cost_model import CostModel, Rates
 from replicas.core.preemption.cheapest import Cheapest
 from replicas.core.preemption.last_admitted import LastAdmitted
 from replicas.core.preemption.policy import Candidate, PreemptionPolicy
-from replicas.core.preemption.preempter import PreemptionMode, Preempter
+from replicas.core.preemption.preempter import Preempter, PreemptionMode
 from replicas.core.preemption.priority import Priority
 from replicas.core.request import Choice, Request
 from replicas.core.scheduler import Scheduler, SchedulerConfig
@@ -96,7 +96,7 @@ def test_auto_decides_by_what_it_has_measured(gib_per_s: float, context: int, sw
     )
     scheduler = Scheduler(config, kv, LastAdmitted(), costs)
     updater = StepUpdater(scheduler, ())
-    for request in own_prompts(140, context, max_tokens=256):
+    for request in own_prompts(220, context, max_tokens=256):
         scheduler.add(request, 0.0)
     while scheduler.has_work:
         output = scheduler.schedule(0.0)

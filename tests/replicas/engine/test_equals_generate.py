@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from replicas.models.hf_adapter import PagedModel
 from replicas.models.sources import EMBEDDED, resolve
 from replicas.protocol import FinishReason, GenerateRequest
+from tests.conftest import all_cores
 from tests.replicas.engine.driver import Client, ask, make_engine, serve, tokens
 from tests.replicas.engine.embedded_reference import (
     MAX_TOKENS,
@@ -16,7 +18,11 @@ from tests.replicas.engine.embedded_reference import (
     tokenise_prompts,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600, func_only=True)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.all_cores,
+    pytest.mark.timeout(600, func_only=True),
+]
 
 GROUPS = 8
 """Every eighth prompt is asked for four choices, other ones in each of the eight runs below."""
@@ -30,6 +36,7 @@ def references(pytestconfig: pytest.Config) -> dict[str, Reference]:
     key = f"quire/generate-{digest(folder, prompts)}"
     continuations = pytestconfig.cache.get(key, None)
     if continuations is None:
+        torch.set_num_threads(all_cores())  # fixtures of a module come before those of a test
         continuations = generate(folder, prompts)
         pytestconfig.cache.set(key, continuations)
     return {name: Reference(tuple(ids), continuations[name]) for name, ids in prompts.items()}
