@@ -48,9 +48,10 @@ class EngineConfig(BaseModel):
     swap_space: Annotated[float, Field(ge=0.0, le=16384.0)] = 0.0
     """GiB of host memory for each replica's host tier, which keeps the KV of preempted choices
     and of evicted prefixes; 0 for none."""
-    preemption_policy: Literal["last_admitted", "priority", "cheapest"] = "last_admitted"
-    """Who gives way: the choice admitted last; one of the class that `priority` serves last, of
-    these the last admitted; or the one whose return costs least for the blocks it frees."""
+    preemption_policy: Literal["last_admitted", "priority", "cheapest"] = "priority"
+    """Who gives way when blocks run short: the choice admitted last; the last admitted of the
+    lowest class, which is the same under `fcfs`; or the one that frees the most blocks for what
+    its return costs."""
     min_progress_tokens: Annotated[int, Field(ge=1, le=65536)] = 8
     """Tokens a resumed choice computes beyond its known history before it may be preempted
     again."""

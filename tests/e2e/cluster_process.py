@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,24 @@ def write_config(folder: Path, port: int, **args: Any) -> Path:
     path = folder / f"cluster-{port}.yaml"
     path.write_text(yaml.safe_dump(config))
     return path
+
+
+@contextmanager
+def running(folder: Path, **args: Any) -> Iterator[ClusterProcess]:
+    """A cluster with these `args`, ready to serve. It must end in time and leave nothing."""
+    port = free_port()
+    config = write_config(folder, port, **args)
+    it = ClusterProcess(
+        [str(BIN / "quire"), "serve", "--config", str(config)], port, folder / "log"
+    )
+    try:
+        it.wait_ready()
+        yield it
+        seconds = it.stop(signal.SIGTERM)
+        assert it.processes() == [], it.log()
+        assert seconds < STOP_S, it.log()
+    finally:
+        it.kill()
 
 
 class ClusterProcess:

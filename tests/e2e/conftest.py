@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster_process import BIN, STOP_S, ClusterProcess, free_port, write_config
+from tests.e2e.cluster_process import ClusterProcess, running
 
 ENGINE = {"block_size": 16, "num_gpu_blocks_override": 128, "max_model_len": 4096}
 """A pool of 2,048 tokens under a longer context, so that both limits can be met."""
@@ -17,24 +16,11 @@ MAX_QUEUED = 48
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
     """Two replicas of the embedded model in float32, with a thread each."""
-    folder = tmp_path_factory.mktemp("cluster")
-    port = free_port()
-    config = write_config(
-        folder,
-        port,
+    with running(
+        tmp_path_factory.mktemp("cluster"),
         model={"source": "embedded", "dtype": "float32"},
         engine=ENGINE,
         replicas={"count": 2, "threads": 1},
         limits={"max_queued_requests": MAX_QUEUED},
-    )
-    it = ClusterProcess(
-        [str(BIN / "quire"), "serve", "--config", str(config)], port, folder / "log"
-    )
-    try:
-        it.wait_ready()
+    ) as it:
         yield it
-        seconds = it.stop(signal.SIGTERM)
-        assert it.processes() == [], it.log()
-        assert seconds < STOP_S, it.log()
-    finally:
-        it.kill()

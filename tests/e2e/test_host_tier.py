@@ -15,15 +15,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from tests.e2e.cluster_process import (
-    BIN,
-    MODEL,
-    READY_S,
-    STOP_S,
-    ClusterProcess,
-    free_port,
-    write_config,
-)
+from tests.e2e.cluster_process import MODEL, READY_S, ClusterProcess, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -43,26 +35,13 @@ ENGINE = {
 @pytest.fixture(scope="module")
 def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
     """One replica with too little KV."""
-    folder = tmp_path_factory.mktemp("tight")
-    port = free_port()
-    config = write_config(
-        folder,
-        port,
+    with running(
+        tmp_path_factory.mktemp("tight"),
         model={"source": "embedded", "dtype": "float32"},
         engine=ENGINE,
         replicas={"count": 1, "threads": 1},
-    )
-    it = ClusterProcess(
-        [str(BIN / "quire"), "serve", "--config", str(config)], port, folder / "log"
-    )
-    try:
-        it.wait_ready()
+    ) as it:
         yield it
-        seconds = it.stop(signal.SIGTERM)
-        assert it.processes() == [], it.log()
-        assert seconds < STOP_S, it.log()
-    finally:
-        it.kill()
 
 
 def counter(cluster: ClusterProcess, name: str) -> float:

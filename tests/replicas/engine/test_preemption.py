@@ -34,28 +34,50 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def tight(twin: Twin, num_blocks: int, **config: Any) -> Engine:
-    return make_engine(
-        twin.paged,
-        **{"block_size": 4, "num_gpu_blocks_override": num_blocks, "min_progress_tokens": 2}
-        | config,
-    )
+BLOCK = 4
+MODES = pytest.mark.parametrize("mode", ["recompute", "swap"])
 
 
-@pytest.mark.parametrize(("n", "lengths"), [(1, (3, 9, 14, 20, 26, 30)), (4, (7, 20))])
+def tight(twin: Twin, num_blocks: int, mode: str = "recompute", **config: Any) -> Engine:
+    """An engine with little KV, and, but to recompute, with plenty of host memory."""
+    defaults = {
+        "block_size": BLOCK,
+        "num_gpu_blocks_override": num_blocks,
+        "min_progress_tokens": 2,
+        "preemption_mode": mode,
+        "host_blocks": 0 if mode == "recompute" else 400,
+    }
+    return make_engine(twin.paged, **(defaults | config))
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("mode", ["recompute", "swap", "auto"])
 def test_a_preempted_run_equals_the_undisturbed_one(
-    llama: Twin, n: int, lengths: tuple[int, ...]
+    llama: Twin, mode: str, n: int, caching: bool
 ) -> None:
+    """64 choices, drawn in all ways, in a pool for a few of them."""
+    ways = list(WAYS.items())
     requests = [
-        ask(f"{way} {length}", random_prompt(length), 24, n=n, logprobs=3, **sampling)
-        for length in lengths
-        for way, sampling in WAYS.items()
+        ask(f"{way} {i}", random_prompt(4 + 2 * i % 23, i), 20, n=n, logprobs=2, **sampling)
+        for i in range(64 // n)
+        for way, sampling in [ways[i % len(ways)]]
     ]
     undisturbed = serve(make_engine(llama.paged), *requests)
-    engine = tight(llama, 24)
-    assert_same(serve(engine, *requests), undisturbed)
-    assert engine.stats.preemptions >= 30
-    assert engine.stats.recomputed_tokens > 100
+    engine = tight(llama, 24, mode, enable_prefix_caching=caching)
+    answers = serve(engine, *requests)
+    assert_same(answers, undisturbed)
+    stats = engine.stats
+    assert stats.preemptions >= 30
+    if mode == "recompute":
+        assert stats.swaps == stats.restored_tokens == 0
+        assert stats.recomputed_tokens > 100
+    if mode == "swap":
+        assert stats.restored_tokens > 100
+        for answer in answers.values():  # less than a block is left to compute again, each time
+            took = answer.took
+            assert took.swaps == took.preemptions
+            assert took.recomputed_tokens < BLOCK * max(1, took.preemptions)
 
 
 def test_each_way_of_drawing_and_each_choice_gives_other_tokens(llama: Twin) -> None:
@@ -65,20 +87,24 @@ def test_each_way_of_drawing_and_each_choice_gives_other_tokens(llama: Twin) -> 
     assert len({tuple(output) for output in outputs.values()}) == 1 + 4 * (len(WAYS) - 1)
 
 
+@MODES
 @pytest.mark.parametrize("caching", [True, False])
-def test_a_seeded_request_among_noise(llama: Twin, caching: bool) -> None:
+def test_a_seeded_request_among_noise(llama: Twin, caching: bool, mode: str) -> None:
     """O03: the noise of a draw does not start anew with a preemption."""
     request = ask("seeded", random_prompt(10), 120, **SAMPLED)
     alone = serve(make_engine(llama.paged), request)
-    engine = tight(llama, 45, enable_prefix_caching=caching)
+    engine = tight(llama, 45, mode, enable_prefix_caching=caching)
     noise = [ask(f"noise {i}", random_prompt(20, i), 20 * i, **SAMPLED) for i in range(1, 6)]
     disturbed = serve(engine, *noise, request)["seeded", 0]
     assert disturbed.took.preemptions >= 2
     assert disturbed.token_ids == alone["seeded", 0].token_ids
 
 
+@MODES
 @pytest.mark.parametrize("caching", [True, False])
-def test_prompt_logprobs_of_a_prefill_preempted_half_way(llama: Twin, caching: bool) -> None:
+def test_prompt_logprobs_of_a_prefill_preempted_half_way(
+    llama: Twin, caching: bool, mode: str
+) -> None:
     """O05."""
     prompt = random_prompt(320)
     scored = ask("scored", prompt, 2, logprobs=2, prompt_logprobs=2)
@@ -88,6 +114,8 @@ def test_prompt_logprobs_of_a_prefill_preempted_half_way(llama: Twin, caching: b
         num_gpu_blocks_override=58,
         max_num_batched_tokens=32,
         enable_prefix_caching=caching,
+        preemption_mode=mode,
+        host_blocks=200 if mode == "swap" else 0,
     )
     client = Client(engine)
     client.send(*(ask(f"other {i}", random_prompt(20 + i, i), 60) for i in range(4)))
@@ -96,7 +124,10 @@ def test_prompt_logprobs_of_a_prefill_preempted_half_way(llama: Twin, caching: b
     disturbed = client.run()["scored", 0]
 
     assert disturbed.took.preemptions > 0
-    if not caching:  # then what was lost is what had been computed
+    if mode == "swap":
+        assert disturbed.took.swaps > 0
+        assert disturbed.took.recomputed_tokens < 8 * disturbed.took.preemptions
+    elif not caching:  # then what was lost is what had been computed
         assert 80 < disturbed.took.recomputed_tokens < 240
     assert disturbed.prompt_logprobs is not None
     assert len(disturbed.prompt_logprobs) == len(prompt) - 1
@@ -169,8 +200,9 @@ def test_preemptions_are_no_prefix_hits(llama: Twin) -> None:
         assert len(client.first_token_s) == client.num_finished == len(requests)
 
 
+@MODES
 @pytest.mark.parametrize("count", [1, 3])
-def test_sixteen_choices_in_a_pool_for_four(llama: Twin, count: int) -> None:
+def test_sixteen_choices_in_a_pool_for_four(llama: Twin, count: int, mode: str) -> None:
     """O29: everything ends, and short requests do not wait for the last choice."""
     large = [
         ask(f"large {i}", random_prompt(100, i), 40, n=16, temperature=0.7) for i in range(count)
@@ -181,15 +213,26 @@ def test_sixteen_choices_in_a_pool_for_four(llama: Twin, count: int) -> None:
     )
     undisturbed = tokens(serve(roomy, *large, *short))
 
-    client = Client(make_engine(llama.paged, num_gpu_blocks_override=40))
+    engine = make_engine(
+        llama.paged,
+        num_gpu_blocks_override=40,
+        preemption_mode=mode,
+        host_blocks=2000 if mode == "swap" else 0,
+        spill_prefix_tokens=None,
+    )
+    client = Client(engine)
     client.send(*large)
     client.step(20)
     client.send(*short)
     while any(client.answers[request.request_id, 0].finish_reason is None for request in short):
         client.step()
-    assert client.engine.has_work
+    assert engine.has_work
     assert tokens(client.run()) == undisturbed
-    assert client.engine.stats.preemptions > 10
+    assert engine.stats.preemptions > 10
+    assert engine.snapshot().host_blocks == 0
+    if mode == "swap":  # who has not filled a block yet has nothing to keep
+        assert engine.stats.swaps > 0.9 * engine.stats.preemptions
+        assert engine.stats.restored_tokens > 8 * engine.stats.swaps
 
 
 def test_growing_out_of_the_pool_ends_a_choice(llama: Twin) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from replicas.core.block_transfer import Location
-from replicas.engine.engine import Engine
 from replicas.engine.host_copier import DirectCopier
 from replicas.engine.host_memory import MakeCopier
 from replicas.engine.kv_pool import KVPool
 from replicas.host_store import InProcessStore
 from tests.replicas.engine.driver import (
-    Answers,
     Client,
     ask,
     assert_same,
@@ -23,55 +19,8 @@ from tests.replicas.engine.driver import (
     tokens,
 )
 from tests.replicas.engine.slow_host import ForgetfulStore, slow, throttled
-from tests.replicas.engine.test_preemption import SAMPLED, WAYS
+from tests.replicas.engine.test_preemption import BLOCK, SAMPLED, tight
 from tests.replicas.engine.tiny_models import Twin, random_prompt
-
-BLOCK = 4
-
-
-def tight(twin: Twin, num_blocks: int, mode: str, **config: Any) -> Engine:
-    defaults = {
-        "block_size": BLOCK,
-        "num_gpu_blocks_override": num_blocks,
-        "min_progress_tokens": 2,
-        "preemption_mode": mode,
-        "host_blocks": 0 if mode == "recompute" else 400,
-    }
-    return make_engine(twin.paged, **(defaults | config))
-
-
-def check_restored(answers: Answers) -> None:
-    """A swap left less than a block to compute again, each time."""
-    for answer in answers.values():
-        took = answer.took
-        assert took.swaps == took.preemptions
-        assert took.recomputed_tokens < BLOCK * max(1, took.preemptions)
-
-
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("n", [1, 4])
-@pytest.mark.parametrize("mode", ["recompute", "swap", "auto"])
-def test_a_preempted_run_equals_the_undisturbed_one(
-    llama: Twin, mode: str, n: int, caching: bool
-) -> None:
-    count = 64 // n
-    ways = list(WAYS.items())
-    requests = [
-        ask(f"{way} {i}", random_prompt(4 + 2 * i % 23, i), 20, n=n, logprobs=2, **sampling)
-        for i in range(count)
-        for way, sampling in [ways[i % len(ways)]]
-    ]
-    undisturbed = serve(make_engine(llama.paged), *requests)
-    engine = tight(llama, 24, mode, enable_prefix_caching=caching)
-    answers = serve(engine, *requests)
-    assert_same(answers, undisturbed)
-    stats = engine.stats
-    assert stats.preemptions >= 30
-    if mode == "swap":
-        assert stats.restored_tokens > 100
-        check_restored(answers)
-    if mode == "recompute":
-        assert stats.swaps == stats.restored_tokens == 0
 
 
 @pytest.mark.parametrize("copier", [slow(1), slow(4)])
@@ -183,40 +132,6 @@ def test_without_prefixes_worth_keeping_the_tier_is_empty_in_the_end(llama: Twin
     assert engine.snapshot().host_blocks == 0
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_sixteen_choices_in_a_pool_for_four(llama: Twin, count: int) -> None:
-    """O29, with the host tier in use."""
-    large = [
-        ask(f"large {i}", random_prompt(100, i), 40, n=16, temperature=0.7) for i in range(count)
-    ]
-    short = [ask(f"short {i}", random_prompt(6, i), 4) for i in range(5)]
-    roomy = make_engine(
-        llama.paged, num_gpu_blocks_override=800, max_num_seqs=64, max_num_batched_tokens=64
-    )
-    undisturbed = tokens(serve(roomy, *large, *short))
-    engine = make_engine(
-        llama.paged,
-        num_gpu_blocks_override=40,
-        preemption_mode="swap",
-        host_blocks=2000,
-        spill_prefix_tokens=None,
-    )
-    client = Client(engine)
-    client.send(*large)
-    client.step(20)
-    client.send(*short)
-    while any(client.answers[request.request_id, 0].finish_reason is None for request in short):
-        client.step()
-    assert engine.has_work
-    answers = client.run()
-    assert tokens(answers) == undisturbed
-    assert engine.stats.swaps > 10
-    # Who has not filled a block yet has nothing to keep.
-    assert 0.9 * engine.stats.preemptions < engine.stats.swaps <= engine.stats.preemptions
-    assert engine.stats.restored_tokens > 8 * engine.stats.swaps
-    assert engine.snapshot().host_blocks == 0
-
-
 def test_long_prompts_come_back_together(llama: Twin) -> None:
     """O02 (c): both are swapped out and neither waits for the other for ever."""
     requests = [ask(str(i), random_prompt(250, i), 60) for i in range(3)]
@@ -224,39 +139,6 @@ def test_long_prompts_come_back_together(llama: Twin) -> None:
     engine = tight(llama, 140, "swap", max_num_batched_tokens=32)
     assert_same(serve(engine, *requests), undisturbed)
     assert engine.stats.swaps > 0
-
-
-def test_prompt_logprobs_survive_a_swap_in_mid_prefill(llama: Twin) -> None:
-    """O05, swapped."""
-    prompt = random_prompt(320)
-    scored = ask("scored", prompt, 2, logprobs=2, prompt_logprobs=2)
-    alone = serve(make_engine(llama.paged, max_num_batched_tokens=32), scored)
-    engine = make_engine(
-        llama.paged,
-        num_gpu_blocks_override=58,
-        max_num_batched_tokens=32,
-        preemption_mode="swap",
-        host_blocks=200,
-        enable_prefix_caching=False,
-    )
-    client = Client(engine)
-    client.send(*(ask(f"other {i}", random_prompt(20 + i, i), 60) for i in range(4)))
-    client.step(8)
-    client.send(scored)
-    disturbed = client.run()["scored", 0]
-    assert disturbed.took.swaps > 0
-    assert disturbed.took.recomputed_tokens < 8 * disturbed.took.swaps
-    assert_same({("scored", 0): disturbed}, alone)
-
-
-def test_a_seeded_request_among_noise(llama: Twin) -> None:
-    """O03, swapped."""
-    request = ask("seeded", random_prompt(10), 120, **SAMPLED)
-    alone = serve(make_engine(llama.paged), request)
-    noise = [ask(f"noise {i}", random_prompt(20, i), 20 * i, **SAMPLED) for i in range(1, 6)]
-    disturbed = serve(tight(llama, 45, "swap"), *noise, request)["seeded", 0]
-    assert disturbed.took.swaps >= 2
-    assert disturbed.token_ids == alone["seeded", 0].token_ids
 
 
 def test_prefixes_larger_than_the_pool_are_still_hits(llama: Twin) -> None:
