@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from replicas.core.block_transfer import OWN_SLAB, Restore, Save
 from replicas.core.cost_model import Rates
 from replicas.core.sampling_params import SamplingParams
-from replicas.core.scheduler_output import ScheduledChoice, SchedulerOutput
+from replicas.core.scheduler_output import Draw, ScheduledChoice, SchedulerOutput
 from replicas.engine.host_copier import HostCopier
 from replicas.engine.kv_pool import KVPool
 from replicas.engine.model_runner import ModelRunner
@@ -74,8 +74,10 @@ def _prefill(runner: ModelRunner, pool: KVPool, tokens: int) -> None:
                     start=0,
                     token_ids=(0,) * tokens,
                     blocks=tuple(range(1, blocks + 1)),
-                    sampling=SamplingParams(1, 0),
+                    sampling=SamplingParams(1, 0, temperature=0.0),
                     prompt_token_ids=(0,) * tokens,
+                    # A drawn token is waited for: else a GPU would only have been told to compute.
+                    draws=(Draw(("", 0), output_index=0, output_token_ids=()),),
                 ),
             ),
             block_copies=(),
