@@ -3,13 +3,15 @@
 # No `from __future__ import annotations`: Serve looks at the class in build's annotation.
 
 import logging
+from typing import Any
 
 import ray
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from cluster.config import ClusterConfig, check_environment, resolve_device, resolve_replicas
+from cluster.follower import FollowLimits
 from cluster.ingress import Ingress, IngressSettings
 from replicas.deployment import Replica, ReplicaSettings
 from replicas.models import sources
@@ -18,7 +20,7 @@ logger = logging.getLogger("ray.serve")
 
 HEALTH_PERIOD_S = 5.0
 HEALTH_TIMEOUT_S = 15.0
-DRAIN_TIMEOUT_S = 5.0
+INGRESS_DRAIN_S = 5.0
 INGRESS_SLACK = 64
 """Requests beyond the limit that reach the ingress, so that it can answer 503 itself."""
 
@@ -41,11 +43,11 @@ def build(config: ClusterConfig) -> Application:
     replicas = (
         serve.deployment()(Replica)
         .options(
-            num_replicas=count,
+            **_scale(config, count),
             max_ongoing_requests=config.limits.max_queued_requests,
             health_check_period_s=HEALTH_PERIOD_S,
             health_check_timeout_s=HEALTH_TIMEOUT_S,
-            graceful_shutdown_timeout_s=DRAIN_TIMEOUT_S,
+            graceful_shutdown_timeout_s=config.replicas.drain_s,
             ray_actor_options={
                 "num_cpus": config.replicas.cpus_per_replica,
                 "num_gpus": 1 if device == "cuda" else 0,
@@ -76,7 +78,7 @@ def build(config: ClusterConfig) -> Application:
         serve.deployment()(Ingress)
         .options(
             max_ongoing_requests=config.limits.max_queued_requests + INGRESS_SLACK,
-            graceful_shutdown_timeout_s=DRAIN_TIMEOUT_S,
+            graceful_shutdown_timeout_s=INGRESS_DRAIN_S,
             ray_actor_options={"num_cpus": 0},
         )
         .bind(
@@ -85,10 +87,41 @@ def build(config: ClusterConfig) -> Application:
                 revision=config.model.revision,
                 served_name=served_name,
                 limits=config.limits,
+                follow=FollowLimits(
+                    max_failovers=config.router.max_failovers,
+                    patience_s=config.router.failover_patience_s,
+                    max_moves=config.router.max_moves,
+                    move_gain=config.router.move_gain,
+                ),
             ),
             replicas,
         )
     )
+
+
+def _scale(config: ClusterConfig, count: int) -> dict[str, Any]:
+    """Deployment options: a fixed number of replicas, or one that follows the load."""
+    scaling = config.replicas.autoscaling
+    if scaling is None:
+        return {"num_replicas": count}
+    policy = AutoscalingPolicy(
+        policy_function="cluster.autoscaling:PressurePolicy",
+        policy_kwargs={
+            "queue_s": scaling.target_queue_s,
+            "kv_used": scaling.target_kv_used,
+            "preemptions_per_s": scaling.max_preemptions_per_s,
+        },
+    )
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=scaling.min,
+            max_replicas=scaling.max,
+            initial_replicas=count,
+            upscale_delay_s=scaling.up_delay_s,
+            downscale_delay_s=scaling.down_delay_s,
+            policy=policy,
+        )
+    }
 
 
 def _openmp(threads: int) -> dict[str, str]:

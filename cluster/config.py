@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cluster.config_errors import ConfigError
 from replicas.config import EngineConfig
@@ -44,8 +44,41 @@ class ModelConfig(_Section):
 class RouterConfig(_Section):
     """How requests are placed on replicas."""
 
-    policy: Literal["round_robin", "least_loaded", "prefix_aware"] = "prefix_aware"
+    policy: Literal["round_robin", "least_loaded", "power_of_two", "prefix_aware"] = "prefix_aware"
     """prefix_aware prefers the replica that holds the prompt's KV, waiting time considered."""
+    max_failovers: Annotated[int, Field(ge=0, le=100)] = 3
+    """Times that a request whose replica was lost goes on elsewhere, before it fails."""
+    failover_patience_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 60.0
+    """Seconds that such a request waits for another replica to take it."""
+    max_moves: Annotated[int, Field(ge=0, le=100)] = 2
+    """Times that a preempted request may leave a replica which stays full; 0 lets it wait."""
+    move_gain: Annotated[float, Field(ge=1.0, le=100.0)] = 2.0
+    """How many times longer its wait must be than going on elsewhere, for it to leave."""
+
+
+class AutoscalingConfig(_Section):
+    """Between which bounds the number of replicas follows the load, and how."""
+
+    min: Annotated[int, Field(ge=0, le=1024)] = 1
+    """Replicas at the least. With 0 the first request after a quiet time waits for one."""
+    max: Annotated[int, Field(ge=1, le=1024)]
+    """Replicas at the most."""
+    target_queue_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 2.0
+    """Seconds of prefill that may wait at a replica, by its own measured rate."""
+    target_kv_used: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
+    """Share of a replica's KV pool that requests may hold."""
+    max_preemptions_per_s: Annotated[float, Field(gt=0.0, le=1000.0)] = 0.1
+    """Preemptions a second of a replica above which there is to be one replica more."""
+    up_delay_s: Annotated[float, Field(ge=0.0, le=86400.0)] = 10.0
+    """Seconds for which more replicas must have been wanted."""
+    down_delay_s: Annotated[float, Field(ge=0.0, le=86400.0)] = 300.0
+    """Seconds for which fewer replicas must have been wanted."""
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is greater than max {self.max}")
+        return self
 
 
 class ReplicasConfig(_Section):
@@ -60,6 +93,11 @@ class ReplicasConfig(_Section):
     what a replica uses (`threads` does), and on two cores two replicas with a core each
     would leave none for anything else in the cluster. Where replicas spread over several
     machines, set it to the value of `threads`."""
+    drain_s: Annotated[float, Field(ge=0.0, le=86400.0)] = 5.0
+    """Seconds in which a replica that is to go may finish what runs on it; what is not done by
+    then goes on at another replica. The cluster takes as long to stop."""
+    autoscaling: AutoscalingConfig | None = None
+    """Lets the number of replicas follow the load, from `count` on; null keeps it."""
 
 
 class LimitsConfig(_Section):
@@ -105,11 +143,17 @@ def resolve_device(config: ClusterConfig, gpus: int) -> Literal["cpu", "cuda"]:
 def resolve_replicas(config: ClusterConfig, cores: int, gpus: int) -> tuple[int, int]:
     """(replicas, threads of each) for a cluster with `cores` CPU cores and `gpus` GPUs.
 
+    With autoscaling, the replicas to begin with; their threads are shared out for the most that
+    there may be.
+
     Raises:
         ConfigError: the replicas are to run on GPUs, their count is auto, and there is no GPU.
     """
     count, threads = _replica_count(config, cores, gpus), config.replicas.threads
-    even_share = max(1, cores // count)
+    scaling = config.replicas.autoscaling
+    if scaling is not None:
+        count = min(max(count, scaling.min), scaling.max)
+    even_share = max(1, cores // (count if scaling is None else scaling.max))
     return count, even_share if threads == "auto" else threads
 
 

@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cluster.openai.endpoint import GenerateEndpoint, request_id_header
+from cluster.openai.client_headers import ClientHeaders
+from cluster.openai.endpoint import GenerateEndpoint
 from cluster.openai.errors import ApiError, model_not_found, server_error
 from cluster.openai.generation import Generation, chat, completion
 from cluster.openai.service import Service
@@ -25,7 +26,7 @@ from cluster.openai.tokenization import detokenize, tokenize
 from cluster.openai.transport import read_body
 
 T = TypeVar("T")
-Checked = Callable[[bytes, Service, str | None], Generation]
+Checked = Callable[[bytes, Service, ClientHeaders], Generation]
 
 _WORKERS = 2
 _INLINE_BYTES = 2048
@@ -65,7 +66,8 @@ class EchoRequestId:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = request_id_header(Headers(scope=scope)) if scope["type"] == "http" else None
+        http = scope["type"] == "http"
+        request_id = ClientHeaders.of(Headers(scope=scope)).request_id if http else None
         if request_id is None:
             await self._app(scope, receive, send)
             return
@@ -98,8 +100,8 @@ class _Front:
     def generating(self, check: Checked) -> GenerateEndpoint:
         """The endpoint of one kind of generating request."""
 
-        async def prepare(raw: bytes, header_id: str | None) -> Generation:
-            return await self._off_loop(raw, lambda: check(raw, self._service, header_id))
+        async def prepare(raw: bytes, headers: ClientHeaders) -> Generation:
+            return await self._off_loop(raw, lambda: check(raw, self._service, headers))
 
         return GenerateEndpoint(self._service, prepare)
 

@@ -18,6 +18,8 @@ from starlette.types import ASGIApp
 
 from cluster import metrics
 from cluster.config import LimitsConfig
+from cluster.failover import FailoverBackend
+from cluster.follower import FollowLimits
 from cluster.http import create_app
 from cluster.openai.service import Limits, Service
 from cluster.replica_backend import ReplicaBackend
@@ -40,6 +42,7 @@ class IngressSettings:
     revision: str | None
     served_name: str
     limits: LimitsConfig
+    follow: FollowLimits
 
 
 @serve.ingress()
@@ -63,7 +66,9 @@ class Ingress:
             kv_pool_tokens=first.engine.kv_tokens,
             vocab_size=first.engine.vocab_size,
             tokenizer=Tokenizer.load(folder),
-            backend=ReplicaBackend(replicas, listener, limits.max_queued_requests),
+            backend=FailoverBackend(
+                ReplicaBackend(replicas, listener), settings.follow, limits.max_queued_requests
+            ),
             metrics=self.metrics,
             health=self.health,
             version=importlib.metadata.version("quire"),

@@ -7,6 +7,7 @@ import hmac
 import logging
 import secrets
 
+from cluster.follower import ReplicaLost
 from cluster.openai.service import BackendError
 from replicas import wire
 from replicas.protocol import ReplyAddress, TokenDelta
@@ -24,9 +25,30 @@ class Inbox:
     """
 
     def __init__(self) -> None:
+        self.replica: str | None = None
+        """Who serves the request, once it has accepted it."""
+        self.placement: str | None = None
+        """Why it came there, where the request asked for it."""
+        self.declined = False
+        """No replica was as good as the one that has the request already."""
         self._deltas: list[TokenDelta] = []
         self._failure: BackendError | None = None
+        self._accepted = asyncio.Event()
         self._arrived = asyncio.Event()
+
+    def accept(self, replica: str, placement: str | None) -> None:
+        """A replica has taken the request."""
+        self.replica, self.placement = replica, placement
+        self._accepted.set()
+
+    def decline(self) -> None:
+        """No replica takes the request."""
+        self.declined = True
+        self._accepted.set()
+
+    async def wait(self) -> None:
+        """Until it is known who takes the request, or it failed."""
+        await self._accepted.wait()
 
     def put(self, delta: TokenDelta) -> None:
         self._deltas.append(delta)
@@ -34,8 +56,9 @@ class Inbox:
 
     def fail(self, failure: BackendError) -> None:
         """Let `take` raise `failure` once all that arrived has been taken."""
-        self._failure = failure
+        self._failure = self._failure or failure  # the first one knows best
         self._arrived.set()
+        self._accepted.set()
 
     async def take(self) -> list[TokenDelta]:
         """All deltas that have arrived; waits for the first."""
@@ -98,26 +121,39 @@ class ReplyListener:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        replica = None
         try:
-            if not await self._is_replica(reader):
+            replica = await self._greeting(reader)
+            if replica is None:
                 return
             while (frame := await wire.read_frame(reader)) is not None:
                 if frame[0] == wire.DELTAS:
                     self._sort(wire.unpack_deltas(frame[1]), writer)
+                elif frame[0] == wire.ACCEPTED:
+                    self._accept(replica, frame[1], frame[2], writer)
         except (wire.FrameError, TimeoutError) as error:
             logger.warning("dropped a connection: %r", error)
         finally:
             writer.close()
             self._fail_requests_of(writer)
 
-    async def _is_replica(self, reader: asyncio.StreamReader) -> bool:
+    async def _greeting(self, reader: asyncio.StreamReader) -> str | None:
+        """The replica's name; None where it does not show the token."""
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             frame = await wire.read_frame(reader, wire.MAX_HELLO_BYTES)
-        greeted = frame is not None and len(frame) == 2 and frame[0] == wire.HELLO
+        greeted = frame is not None and len(frame) == 3 and frame[0] == wire.HELLO
         if greeted and frame is not None and hmac.compare_digest(str(frame[1]), self._token):
-            return True
+            return str(frame[2])
         logger.warning("dropped a connection that did not show this ingress' token")
-        return False
+        return None
+
+    def _accept(
+        self, replica: str, request_id: str, placement: str | None, writer: asyncio.StreamWriter
+    ) -> None:
+        inbox = self._inboxes.get(request_id)
+        if inbox is not None:  # else its cancellation is on its way
+            self._sources[request_id] = writer
+            inbox.accept(replica, placement)
 
     def _sort(self, deltas: list[TokenDelta], writer: asyncio.StreamWriter) -> None:
         orphans = set()
@@ -134,4 +170,5 @@ class ReplyListener:
     def _fail_requests_of(self, writer: asyncio.StreamWriter) -> None:
         for request_id, source in list(self._sources.items()):
             if source is writer:
-                self._inboxes[request_id].fail(BackendError("the replica's connection ended"))
+                inbox = self._inboxes[request_id]
+                inbox.fail(ReplicaLost("the replica's connection ended", inbox.replica))

@@ -7,9 +7,11 @@ import copy
 import functools
 import logging
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import ray
 import torch
 from prometheus_client.metrics_core import Metric
 from ray import serve
@@ -20,15 +22,18 @@ from replicas.core.scheduler_output import StepOutcome
 from replicas.core.scheduler_stats import SchedulerStats
 from replicas.engine.async_engine import AsyncEngine
 from replicas.engine.engine import Engine
+from replicas.feed import FeedServer
+from replicas.feed_wire import METADATA_KEY
 from replicas.host_store import HostStore, HostStoreError
 from replicas.metrics import EngineMetrics
 from replicas.models import loader, sources
 from replicas.protocol import (
+    BlockEvents,
+    Dispatch,
     FinishReason,
     GenerateRequest,
     ReplicaReport,
     ReplicaSnapshot,
-    ReplyAddress,
     TokenDelta,
 )
 from replicas.reply_channel import ReplyChannel, ReplyChannels
@@ -80,19 +85,31 @@ class Replica:
         self._loop = asyncio.get_running_loop()
         self._id = serve.get_replica_context().replica_id.unique_id
         self._active: dict[str, _Active] = {}
-        self._engine = AsyncEngine(functools.partial(build_engine, settings), self._deliver)
-        self._channels = ReplyChannels(self._engine.abort, self._lose_channel)
+        node_id = ray.get_runtime_context().get_node_id()
+        self._feed = FeedServer(ray.util.get_node_ip_address(), self._id, node_id)
+        self._engine = AsyncEngine(functools.partial(self._build, settings), self._deliver)
+        self._channels = ReplyChannels(self._id, self._engine.abort, self._lose_channel)
         self._snapshot = ReplicaSnapshot()
         self._info = await self._engine.start()
+        self._feed_address = await self._feed.start(self._info)
         self._metrics = EngineMetrics(settings.served_name, self._id, self._info)
 
-    async def generate(self, request: GenerateRequest, reply_to: ReplyAddress) -> None:
-        """Serve a request to its end; cancelling ends it early."""
-        channel = await self._channels.get(reply_to)
+    async def record_replica_metadata(self) -> dict[str, Any]:
+        """Serve asks once and tells every router: where the feed is."""
+        return {METADATA_KEY: asdict(self._feed_address)}
+
+    async def generate(self, request: GenerateRequest, dispatch: Dispatch) -> bool:
+        """Serve a request to its end; cancelling ends it early. False where the router sent it
+        only to say that no replica was good enough."""
+        if dispatch.declined:
+            return False
+        channel = await self._channels.get(dispatch.reply_to)
+        channel.accept(request.request_id, dispatch.placement)
         active = self._active[request.request_id] = _Active(channel, request.n)
         self._engine.submit(request)
         try:
             await active.done
+            return True
         finally:
             del self._active[request.request_id]
             if active.open_choices:
@@ -113,14 +130,27 @@ class Replica:
         if failure is not None:
             raise RuntimeError(failure)
 
+    def _build(self, settings: ReplicaSettings) -> Engine:
+        """On the engine's thread."""
+        engine = build_engine(settings)
+        # What a predecessor left in host memory can be found before the first step.
+        self._loop.call_soon_threadsafe(self._feed.publish, engine.take_events(), engine.snapshot())
+        return engine
+
     def _deliver(self, outcome: StepOutcome, engine: Engine) -> None:
         """On the engine's thread: one hand-over a step."""
         stats = copy.copy(engine.stats)
         stats.finished = dict(stats.finished)
-        self._loop.call_soon_threadsafe(self._take_in, outcome, engine.snapshot(), stats)
+        self._loop.call_soon_threadsafe(
+            self._take_in, outcome, engine.take_events(), engine.snapshot(), stats
+        )
 
     def _take_in(
-        self, outcome: StepOutcome, snapshot: ReplicaSnapshot, stats: SchedulerStats
+        self,
+        outcome: StepOutcome,
+        events: BlockEvents,
+        snapshot: ReplicaSnapshot,
+        stats: SchedulerStats,
     ) -> None:
         self._snapshot = snapshot
         frames: dict[ReplyChannel, list[TokenDelta]] = defaultdict(list)
@@ -133,6 +163,7 @@ class Replica:
             for delta in deltas:
                 if delta.finish_reason is not None:
                     self._active[delta.request_id].end(delta)
+        self._feed.publish(events, snapshot)
         self._metrics.observe(outcome, snapshot, stats)
 
     def _lose_channel(self, channel: ReplyChannel) -> None:

@@ -22,6 +22,15 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ChoiceProgress:
+    """How far a choice had come when its replica was lost. Prompt and output stay apart, so
+    that limits, sampling, penalties and stop tokens need no rebasing."""
+
+    output_token_ids: tuple[int, ...] = ()
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One prompt with its `n` choices, as a replica takes it."""
 
@@ -33,6 +42,10 @@ class GenerateRequest:
     """Lower is served first (with `scheduling_policy: priority`)."""
     cache_salt: str = ""
     """Requests share prefix blocks only where the salts are equal."""
+    progress: tuple[ChoiceProgress, ...] = ()
+    """What each choice had produced on another replica, where this one takes over."""
+    explain: bool = False
+    """Whether the router is to say why it chose the replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What serving one choice took; sent with its last delta."""
+    """What serving one choice took so far."""
 
     cached_tokens: int = 0
     """Prompt tokens whose KV the first admission found on the device."""
@@ -66,6 +79,12 @@ class Receipt:
     """Seconds from each preemption until the choice could compute anew."""
     queue_s: float = 0.0
     """Seconds from arrival to the first scheduled token."""
+    failovers: int = 0
+    """Times that another replica took over because one was lost."""
+    moves: int = 0
+    """Times that another replica took over because this choice had to wait for KV."""
+    placements: tuple[str, ...] = ()
+    """Why each replica was chosen (JSON), where the request asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +102,13 @@ class TokenDelta:
     stop_token_id: int | None = None
     """The token that ended the choice, where one did (it is the last of `token_ids`)."""
     receipt: Receipt | None = None
+    """With the first delta, the first after each preemption, the last, and a wait's."""
+    wait_s: float | None = None
+    """Without tokens: the request was preempted, and will wait here about as long."""
     error: str | None = None
     """What went wrong, with `FinishReason.ERROR`."""
+    replica_failed: bool = False
+    """Whether that was the replica's fault, so that another one can go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +129,8 @@ class EngineInfo:
     """Bytes of a block's KV over all layers."""
     host_blocks: int = 0
     """Blocks the host tier holds; 0 without one."""
+    fingerprint: str = ""
+    """Of the model's weights: with `kv_dtype` and `block_size` it keys block digests."""
 
     @property
     def kv_tokens(self) -> int:
@@ -131,6 +157,91 @@ class ReplicaSnapshot:
     """Those of them that preempted choices wait to get back."""
     copies: int = 0
     """Block copies between device and host that have not ended."""
+    queued_tokens: int = 0
+    """The pending tokens without those of decoding choices: what is to be prefilled."""
+    expected_tokens: int = 0
+    """Output tokens that the running choices are expected to produce yet."""
+    preemptions: int = 0
+    """Since the replica's start."""
+    prefill_tokens_per_s: float = 0.0
+    """Measured, as the margin over a step that only decodes."""
+    written_bytes_per_s: float = 0.0
+    """Measured, device to host."""
+    read_bytes_per_s: float = 0.0
+    """Measured, host to device."""
+    decode_step_s: float = 0.0
+    """Measured, of a step that only decodes; 0 while there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvents:
+    """What changed in the KV that can be found on a replica, by block digest.
+
+    The net effect of one step: no digest is twice in one tier. Removing what is not there and
+    storing what is there already are no errors.
+    """
+
+    stored: tuple[bytes, ...] = ()
+    """Computed: on the device now."""
+    restored: tuple[bytes, ...] = ()
+    """Copied back from the host: on the device now."""
+    removed: tuple[bytes, ...] = ()
+    """Not on the device any more."""
+    offloaded: tuple[bytes, ...] = ()
+    """Written to the host tier, readable now."""
+    dropped: tuple[bytes, ...] = ()
+    """Not in the host tier any more."""
+    cleared: bool = False
+    """Both tiers were emptied before all of the above."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing changed."""
+        return self == _NO_EVENTS
+
+
+_NO_EVENTS = BlockEvents()
+
+
+@dataclass(frozen=True, slots=True)
+class FeedGreeting:
+    """Who publishes a feed: the first thing it says."""
+
+    replica_id: str
+    incarnation: str
+    """Drawn when the replica started: a new one means that all KV known before is gone."""
+    node_id: str
+    """Replicas of one node can read each other's host tiers."""
+    engine: EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class FeedSnapshot:
+    """All blocks that can be found on a replica after step `sequence`."""
+
+    sequence: int
+    device: tuple[bytes, ...]
+    host: tuple[bytes, ...]
+    load: ReplicaSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStep:
+    """What happened since `sequence - 1`: one step, or a while in which none was made."""
+
+    sequence: int
+    events: BlockEvents
+    load: ReplicaSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class FeedAddress:
+    """Where a replica publishes its feed."""
+
+    host: str
+    port: int
+    token: str
+    """Proves that who connects belongs to the cluster: it travels through Ray alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +252,23 @@ class ReplyAddress:
     port: int
     token: str
     """Proves that who connects is a replica the ingress called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """How one attempt at serving a request is sent out."""
+
+    reply_to: ReplyAddress
+    avoid: frozenset[str] = frozenset()
+    """Replicas that are not to get it: they failed the request and may not be known to be dead
+    yet, or have it already."""
+    within_s: float | None = None
+    """The request runs elsewhere: it may move if a replica would be as quick as that."""
+    declined: bool = False
+    """None would: put in on the way. Whoever gets it, ends the call."""
+    placement: str | None = None
+    """Why the router chose the replica, where the request asks for it: JSON, put in on the
+    way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,11 @@ class ReplyChannel:
             logger.warning("an ingress does not read its deltas: connection dropped")
             self._writer.transport.abort()
 
+    def accept(self, request_id: str, placement: str | None) -> None:
+        """Say that the request has come; `placement` is why it came here."""
+        if not self._writer.is_closing():
+            self._writer.write(wire.accepted(request_id, placement))
+
     def close(self) -> None:
         self._writer.close()
 
@@ -61,9 +66,11 @@ class ReplyChannels:
 
     def __init__(
         self,
+        replica_id: str,
         on_abort: Callable[[str, int | None], None],
         on_lost: Callable[[ReplyChannel], None],
     ) -> None:
+        self._replica_id = replica_id
         self._on_abort = on_abort
         self._on_lost = on_lost
         self._opening: dict[ReplyAddress, asyncio.Task[ReplyChannel]] = {}
@@ -84,7 +91,7 @@ class ReplyChannels:
     async def _open(self, address: ReplyAddress) -> ReplyChannel:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(address.host, address.port)
-        writer.write(wire.hello(address.token))
+        writer.write(wire.hello(address.token, self._replica_id))
 
         def lost(channel: ReplyChannel) -> None:
             self._opening.pop(address, None)

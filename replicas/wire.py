@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hmac
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -19,10 +20,13 @@ from replicas.protocol import FinishReason, Receipt, TokenDelta, TokenLogprobs
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_HELLO_BYTES = 1024
 """Nobody who has not shown the token gets more memory than this."""
+HELLO_TIMEOUT_S = 5.0
+"""Nor more time."""
 
 _LENGTH = struct.Struct(">I")
 
 HELLO = "hello"
+ACCEPTED = "accepted"
 DELTAS = "deltas"
 ABORT = "abort"
 
@@ -31,19 +35,24 @@ class FrameError(ValueError):
     """The peer sent something that is no frame of ours."""
 
 
-def hello(token: str) -> bytes:
-    """Replica to ingress, first: who it is."""
-    return _frame([HELLO, token])
+def hello(token: str, name: str = "") -> bytes:
+    """Whoever connects, first: that it may, and who it is."""
+    return pack([HELLO, token, name])
+
+
+def accepted(request_id: str, placement: str | None) -> bytes:
+    """Replica to ingress: the request is its to serve; and why, where that was asked for."""
+    return pack([ACCEPTED, request_id, placement])
 
 
 def abort(request_id: str, choice: int | None) -> bytes:
     """Ingress to replica: end a request (choice None), or one of its choices."""
-    return _frame([ABORT, request_id, choice])
+    return pack([ABORT, request_id, choice])
 
 
 def deltas(items: Sequence[TokenDelta]) -> bytes:
     """Replica to ingress: what one step brought."""
-    return _frame([DELTAS, [_pack_delta(item) for item in items]])
+    return pack([DELTAS, [_pack_delta(item) for item in items]])
 
 
 async def read_frame(
@@ -70,12 +79,30 @@ async def read_frame(
     return list(frame)
 
 
+async def admit(reader: asyncio.StreamReader, token: str) -> str | None:
+    """The name of a peer that says hello with `token` in time; None for any other.
+
+    Raises:
+        FrameError: the peer sent something else.
+    """
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            content = await read_frame(reader, MAX_HELLO_BYTES)
+    except TimeoutError:
+        return None
+    if content is None or len(content) != 3 or content[0] != HELLO:
+        return None
+    _, shown, name = map(str, content)
+    return name if hmac.compare_digest(shown.encode(), token.encode()) else None
+
+
 def unpack_deltas(items: Sequence[Sequence[Any]]) -> list[TokenDelta]:
     """The deltas of a DELTAS frame."""
     return [_unpack_delta(item) for item in items]
 
 
-def _frame(content: list[Any]) -> bytes:
+def pack(content: list[Any]) -> bytes:
+    """A list that begins with its kind, as it goes over the wire."""
     body = msgpack.packb(content)
     return _LENGTH.pack(len(body)) + body
 
@@ -94,11 +121,14 @@ def _pack_delta(delta: TokenDelta) -> tuple[Any, ...]:
         delta.stop_token_id,
         None if receipt is None else dataclasses.astuple(receipt),
         delta.error,
+        delta.replica_failed,
+        delta.wait_s,
     )
 
 
 def _unpack_delta(item: Sequence[Any]) -> TokenDelta:
-    request_id, choice, token_ids, logprobs, prompt, finish, stop, receipt, error = item
+    request_id, choice, token_ids, logprobs, prompt, finish, stop, receipt, *rest = item
+    error, failed, wait = rest
     return TokenDelta(
         request_id=request_id,
         choice=choice,
@@ -109,6 +139,8 @@ def _unpack_delta(item: Sequence[Any]) -> TokenDelta:
         stop_token_id=stop,
         receipt=None if receipt is None else Receipt(*receipt),
         error=error,
+        replica_failed=failed,
+        wait_s=wait,
     )
 
 

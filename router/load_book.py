@@ -2,69 +2,159 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 UNROUTED_LIFETIME_S = 60.0
 """A booking that was never routed (its request was cancelled while it was placed) ends then."""
+TRAVEL_S = 0.05
+"""A replica that accepted a call has it in its queue within this time."""
+
+
+class Work(NamedTuple):
+    """What a request asks of a replica, or several requests together."""
+
+    prefill_tokens: int = 0
+    """Tokens to compute before the first output."""
+    choices: int = 0
+    output_tokens: int = 0
+    """Of all choices, as expected."""
+    requests: int = 1
 
 
 @dataclass(slots=True)
+class _Sum:
+    """Of bookings."""
+
+    prefill_tokens: int = 0
+    choices: int = 0
+    output_tokens: int = 0
+    requests: int = 0
+
+    def add(self, work: Work, sign: int = 1) -> None:
+        self.prefill_tokens += sign * work.prefill_tokens
+        self.choices += sign * work.choices
+        self.output_tokens += sign * work.output_tokens
+        self.requests += sign * work.requests
+
+    @property
+    def work(self) -> Work:
+        return Work(self.prefill_tokens, self.choices, self.output_tokens, self.requests)
+
+
+@dataclass(slots=True, eq=False)
 class _Booking:
+    call_id: str
     replica: str
-    tokens: int
+    work: Work
     booked_at: float
-    routed: bool = False
+    routed_at: float | None = None
+    shown: bool = False
+    """Whether the replica's own figures contain it."""
+
+
+@dataclass(slots=True)
+class _Page:
+    """The bookings on one replica."""
+
+    all: _Sum = field(default_factory=_Sum)
+    unseen: _Sum = field(default_factory=_Sum)
+    arriving: deque[_Booking] = field(default_factory=deque)
+    """Routed and perhaps not shown yet, in the order of routing."""
 
 
 class LoadBook:
-    """Bookings by request: made when a replica is chosen, not when the call arrives there, so
-    that requests placed at the same moment see each other."""
+    """Bookings by call: made when a replica is chosen, not when the call arrives there, so that
+    requests placed at the same moment see each other.
+
+    A booking stands in for its request until the replica's own figures contain it (`settle`), so
+    that no request is left out. As nobody can know in which of two successive reports a request
+    appears first, it may be counted twice in the one between; never for longer.
+    """
 
     def __init__(self) -> None:
         self._bookings: dict[str, _Booking] = {}
-        self._requests: defaultdict[str, int] = defaultdict(int)
-        self._tokens: defaultdict[str, int] = defaultdict(int)
+        self._unrouted: deque[_Booking] = deque()
+        self._pages: defaultdict[str, _Page] = defaultdict(_Page)
 
-    def book(self, request_id: str, replica: str, tokens: int, now: float) -> None:
-        """Count `tokens` of work on `replica`; a second booking of a request moves it."""
-        self.release(request_id)
-        self._bookings[request_id] = _Booking(replica, tokens, now)
-        self._requests[replica] += 1
-        self._tokens[replica] += tokens
+    def __len__(self) -> int:
+        return len(self._bookings)
 
-    def confirm(self, request_id: str) -> None:
-        """The call has reached a replica: its end will be reported."""
-        booking = self._bookings.get(request_id)
-        if booking is not None:
-            booking.routed = True
+    def book(self, call_id: str, replica: str, work: Work, now: float) -> None:
+        """Count `work` on `replica`; a second booking of a call moves it."""
+        self.release(call_id)
+        booking = _Booking(call_id, replica, work, now)
+        self._unrouted.append(booking)
+        self._enter(booking)
 
-    def release(self, request_id: str) -> None:
+    def routed(self, call_id: str, replica: str, now: float) -> None:
+        """`replica` has accepted the call: its end will be reported. Moves the booking there."""
+        booking = self._bookings.get(call_id)
+        if booking is None or booking.routed_at is not None:
+            return
+        if booking.replica != replica:
+            self.release(call_id)
+            booking = _Booking(call_id, replica, booking.work, booking.booked_at)
+            self._enter(booking)
+        booking.routed_at = now
+        self._pages[replica].arriving.append(booking)
+
+    def settle(self, replica: str, before: float) -> None:
+        """The replica's figures contain all that was in its queue at `before`."""
+        page = self._pages.get(replica)
+        if page is None:
+            return
+        arriving = page.arriving
+        while arriving and (arriving[0].routed_at or 0.0) + TRAVEL_S <= before:
+            booking = arriving.popleft()
+            if self._bookings.get(booking.call_id) is booking:
+                booking.shown = True
+                page.unseen.add(booking.work, -1)
+
+    def release(self, call_id: str) -> None:
         """The request has ended; unknown ones are fine."""
-        booking = self._bookings.pop(request_id, None)
-        if booking is not None:
-            self._requests[booking.replica] -= 1
-            self._tokens[booking.replica] -= booking.tokens
+        booking = self._bookings.pop(call_id, None)
+        if booking is None:
+            return
+        page = self._pages[booking.replica]
+        page.all.add(booking.work, -1)
+        if not booking.shown:
+            page.unseen.add(booking.work, -1)
 
     def expire(self, now: float) -> None:
         """Release what was booked but never routed."""
-        lost = [
-            request_id
-            for request_id, booking in self._bookings.items()
-            if not booking.routed and now - booking.booked_at > UNROUTED_LIFETIME_S
-        ]
-        for request_id in lost:
-            self.release(request_id)
+        unrouted = self._unrouted
+        while unrouted and now - unrouted[0].booked_at > UNROUTED_LIFETIME_S:
+            booking = unrouted.popleft()
+            if booking.routed_at is None and self._bookings.get(booking.call_id) is booking:
+                self.release(booking.call_id)
 
     def drop(self, replica: str) -> None:
         """Release all bookings on a replica that has gone."""
-        for request_id in [r for r, b in self._bookings.items() if b.replica == replica]:
-            self.release(request_id)
+        for call_id in [c for c, b in self._bookings.items() if b.replica == replica]:
+            self.release(call_id)
+        self._pages.pop(replica, None)
+
+    def all(self, replica: str) -> Work:
+        """Everything in work on `replica`."""
+        page = self._pages.get(replica)
+        return _NOTHING if page is None else page.all.work
+
+    def unseen(self, replica: str) -> Work:
+        """That part of it which the replica's own figures may not contain yet."""
+        page = self._pages.get(replica)
+        return _NOTHING if page is None else page.unseen.work
 
     def requests(self, replica: str) -> int:
         """Requests in work on `replica`."""
-        return self._requests[replica]
+        return self.all(replica).requests
 
-    def tokens(self, replica: str) -> int:
-        """Tokens of work booked on `replica`."""
-        return self._tokens[replica]
+    def _enter(self, booking: _Booking) -> None:
+        self._bookings[booking.call_id] = booking
+        page = self._pages[booking.replica]
+        page.all.add(booking.work)
+        page.unseen.add(booking.work)
+
+
+_NOTHING = Work(requests=0)

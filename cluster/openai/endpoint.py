@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from cluster.openai.chunks import DONE, ChunkWriter, encode, error_event
+from cluster.openai.client_headers import ClientHeaders
 from cluster.openai.errors import ApiError, overloaded, server_error
 from cluster.openai.generation import Generation
 from cluster.openai.responses import Collected, full_response
@@ -20,8 +21,8 @@ from cluster.openai.transport import read_body, until_disconnect
 
 logger = logging.getLogger("quire.http")
 
-Prepare = Callable[[bytes, str | None], Awaitable[Generation]]
-"""A body and the client's X-Request-Id, where it sent one -> a checked request."""
+Prepare = Callable[[bytes, ClientHeaders], Awaitable[Generation]]
+"""A body and its headers -> a checked request."""
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _STREAM_HEADERS = [
@@ -39,15 +40,15 @@ class GenerateEndpoint:
         self._prepare = prepare
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        header_id = request_id_header(Headers(scope=scope))
+        headers = ClientHeaders.of(Headers(scope=scope))
         try:
             raw = await read_body(scope, receive, self._service.limits.max_body_bytes)
         except ClientDisconnect:
             return
-        await until_disconnect(receive, self._answer(raw, header_id, send))
+        await until_disconnect(receive, self._answer(raw, headers, send))
 
-    async def _answer(self, raw: bytes, header_id: str | None, send: Send) -> None:
-        generation = await self._prepare(raw, header_id)
+    async def _answer(self, raw: bytes, headers: ClientHeaders, send: Send) -> None:
+        generation = await self._prepare(raw, headers)
         respond = self._stream if generation.stream else self._whole
         try:
             await respond(generation, send)
@@ -109,13 +110,6 @@ def as_api_error(error: BackendError) -> ApiError:
         return overloaded(str(error), error.retry_after_s)
     logger.error("a request failed: %s", error)
     return server_error(str(error))
-
-
-def request_id_header(headers: Headers) -> str | None:
-    """The client's X-Request-Id, unless it is unfit for an id."""
-    value = headers.get("x-request-id")
-    fit = value is not None and 0 < len(value) <= 256 and all("!" <= c <= "~" for c in value)
-    return value if fit else None
 
 
 async def _start(send: Send, headers: list[tuple[bytes, bytes]]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from cluster.journal import Journal, TextOptions
 from cluster.openai.chat import chat_prompt
+from cluster.openai.client_headers import ClientHeaders
 from cluster.openai.errors import bad_request, model_not_found
 from cluster.openai.prompts import Prompt, echo_pieces, fit_prompt, read_prompts
 from cluster.openai.sampling import (
@@ -48,7 +49,7 @@ class Generation:
         return self.journals[0].request.n
 
 
-def completion(raw: bytes, service: Service, header_id: str | None) -> Generation:
+def completion(raw: bytes, service: Service, headers: ClientHeaders) -> Generation:
     """POST /v1/completions. Raises ApiError."""
     body = parse_body(raw, CompletionBody)
     _check(body, service)
@@ -69,10 +70,10 @@ def completion(raw: bytes, service: Service, header_id: str | None) -> Generatio
     fitted = [
         fit_prompt(prompt, service, name, keep) for prompt, name in zip(prompts, names, strict=True)
     ]
-    return _generation("cmpl", body, service, header_id, fitted, body.logprobs)
+    return _generation("cmpl", body, service, headers, fitted, body.logprobs)
 
 
-def chat(raw: bytes, service: Service, header_id: str | None) -> Generation:
+def chat(raw: bytes, service: Service, headers: ClientHeaders) -> Generation:
     """POST /v1/chat/completions. Raises ApiError."""
     body = parse_body(raw, ChatBody)
     _check(body, service)
@@ -82,7 +83,7 @@ def chat(raw: bytes, service: Service, header_id: str | None) -> Generation:
     rendered = chat_prompt(body, service, must_fit=keep is None)
     prompt = fit_prompt(rendered, service, "messages", keep)
     logprobs = body.top_logprobs if body.logprobs else None
-    return _generation("chatcmpl", body, service, header_id, [prompt], logprobs)
+    return _generation("chatcmpl", body, service, headers, [prompt], logprobs)
 
 
 def check_model(name: str | None, service: Service) -> None:
@@ -107,11 +108,11 @@ def _generation(
     kind: str,
     body: GenerationBody,
     service: Service,
-    header_id: str | None,
+    headers: ClientHeaders,
     prompts: Sequence[Prompt],
     logprobs: int | None,
 ) -> Generation:
-    public_id = f"{kind}-{body.request_id or header_id or secrets.token_hex(16)}"
+    public_id = f"{kind}-{body.request_id or headers.request_id or secrets.token_hex(16)}"
     # Clients may send one id twice; the engine must never see it twice.
     unique = f"{public_id}-{secrets.token_hex(8)}"
     stream_options = body.stream_options
@@ -120,7 +121,7 @@ def _generation(
         id=public_id,
         created=int(time.time()),
         model=body.model or service.model_names[0],
-        journals=_journals(unique, body, service, prompts, logprobs),
+        journals=_journals(unique, body, service, prompts, logprobs, explain=headers.explain),
         chat=isinstance(body, ChatBody),
         stream=body.stream,
         include_usage=include_usage,
@@ -139,6 +140,8 @@ def _journals(
     service: Service,
     prompts: Sequence[Prompt],
     logprobs: int | None,
+    *,
+    explain: bool,
 ) -> tuple[Journal, ...]:
     echo = isinstance(body, CompletionBody) and body.echo
     default = None if isinstance(body, ChatBody) else COMPLETION_MAX_TOKENS
@@ -162,6 +165,7 @@ def _journals(
             n=body.n,
             priority=body.priority,
             cache_salt=body.cache_salt,
+            explain=explain,
         )
         options = TextOptions(
             stops=tuple(dict.fromkeys(body.stop)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -29,6 +30,8 @@ def usage(journals: Sequence[Journal]) -> dict[str, Any]:
     ]
     preemptions = sum(receipt.preemptions for receipt in every)
     swaps = sum(receipt.swaps for receipt in every)
+    hops = [_most_moved(journal) for journal in journals]
+    placements = [json.loads(text) for receipt in hops for text in receipt.placements]
     return token_counts(journals) | {
         "prompt_tokens_details": {"cached_tokens": device + host},
         "quire": {
@@ -39,8 +42,17 @@ def usage(journals: Sequence[Journal]) -> dict[str, Any]:
             "stall_ms": round(1000 * sum(receipt.stall_s for receipt in every), 3),
             "cached_tokens": device,
             "host_cached_tokens": host,
-        },
+            "failovers": sum(receipt.failovers for receipt in hops),
+            "moves": sum(receipt.moves for receipt in hops),
+        }
+        | ({"placements": placements} if placements else {}),
     }
+
+
+def _most_moved(journal: Journal) -> Receipt:
+    """A choice that ended early knows nothing of its request's later replicas."""
+    receipts = [choice.receipt or _NOTHING for choice in journal.choices]
+    return max(receipts, key=lambda receipt: receipt.failovers + receipt.moves)
 
 
 def token_counts(journals: Sequence[Journal]) -> dict[str, int]:

@@ -92,14 +92,19 @@ class Admission:
         pool, size = self._kv.pool, self._kv.block_size
         own = sum(len(each.blocks) - each.num_found_blocks for each in running)
         shared_tokens = (pool.num_used - own) * size
-        alive = [(self._remaining(each), self._own_tokens(each)) for each in running]
-        alive.append((self._remaining(choice), choice.num_known_tokens))
+        alive = [(self.remaining(each), self._own_tokens(each)) for each in running]
+        alive.append((self.remaining(choice), choice.num_known_tokens))
         for each in (*running, choice):
-            alive += [(self._remaining(each), 0)] * self._unborn(each)
+            alive += [(self.remaining(each), 0)] * self._unborn(each)
         peak = shared_tokens + _peak(alive, slack=size / 2)
         return peak <= self._limit_tokens
 
-    def _remaining(self, choice: Choice) -> float:
+    def expected_tokens(self, running: Sequence[Choice]) -> float:
+        """Output tokens that these choices, and those that will fork off them, have to come."""
+        return sum(self.remaining(each) * (1 + self._unborn(each)) for each in running)
+
+    def remaining(self, choice: Choice) -> float:
+        """Output tokens that a choice is expected to have to come."""
         produced = len(choice.output_token_ids)
         return self._lengths.expected_remaining(produced, choice.sampling.max_tokens)
 

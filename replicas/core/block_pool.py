@@ -7,6 +7,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from itertools import islice
 
+from replicas.core.block_events import BlockEventLog
+
 
 class OutOfBlocksError(RuntimeError):
     """More blocks were asked for than are free: the caller must check `num_free` first."""
@@ -21,10 +23,12 @@ class BlockPool:
     first, which keeps the used ones dense: CPU attention works on the pool in place.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, events: BlockEventLog | None = None) -> None:
+        """`events` is told which digests become findable, and which cease to be."""
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least one block, got {num_blocks}")
         self.num_blocks = num_blocks
+        self._events = events
         self._references = [0] * (num_blocks + 1)
         self._hash_of: list[bytes | None] = [None] * (num_blocks + 1)
         self._block_of: dict[bytes, int] = {}
@@ -50,6 +54,11 @@ class BlockPool:
     def references(self, block: int) -> int:
         """How many holders `block` has."""
         return self._references[block]
+
+    @property
+    def digests(self) -> Iterable[bytes]:
+        """The contents that can be found."""
+        return self._block_of.keys()
 
     def lookup(self, digest: bytes) -> int | None:
         """The block with this content, held or cached; None where there is none."""
@@ -105,8 +114,8 @@ class BlockPool:
         pairs = ((block, self._hash_of[block]) for block in doomed if block in self._prized)
         return [(block, digest) for block, digest in pairs if digest is not None]
 
-    def publish(self, block: int, digest: bytes) -> None:
-        """Make a full, computed, used block findable.
+    def publish(self, block: int, digest: bytes, *, restored: bool = False) -> None:
+        """Make a full, used block findable: a computed one, or a `restored` one.
 
         Where another block has this content already, that one stays the findable one.
         """
@@ -115,6 +124,8 @@ class BlockPool:
         if digest not in self._block_of:
             self._block_of[digest] = block
             self._hash_of[block] = digest
+            if self._events is not None:
+                (self._events.restored if restored else self._events.stored)(digest)
 
     def check_integrity(self, held: Iterable[int]) -> None:
         """Raise AssertionError unless references equal `held` (block ids, one a holder) and
@@ -144,6 +155,8 @@ class BlockPool:
         digest = self._hash_of[block]
         if digest is not None:
             del self._block_of[digest]
+            if self._events is not None:
+                self._events.removed(digest)
         self._hash_of[block] = None
         self._prized.discard(block)
         return block

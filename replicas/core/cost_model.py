@@ -72,6 +72,11 @@ class CostModel:
         self.write = Rate.seeded(self.rates.written_bytes, half_life=blocks)
         self.read = Rate.seeded(self.rates.read_bytes, half_life=blocks)
 
+    @property
+    def decode_step_s(self) -> float:
+        """Seconds of a step that only decodes; 0 before there was one."""
+        return self._decode_step_s or 0.0
+
     def observe_step(self, prefill_tokens: int, decoding: int, seconds: float) -> float:
         """A step computed `prefill_tokens` for some choices and one token for `decoding` others.
         Gives the seconds that a prefilled token cost in it.
@@ -83,7 +88,7 @@ class CostModel:
             known = self._decode_step_s
             self._decode_step_s = seconds if known is None else 0.8 * known + 0.2 * seconds
             return 0.0
-        decode_s = (self._decode_step_s or 0.0) if decoding else 0.0
+        decode_s = self.decode_step_s if decoding else 0.0
         margin = max(seconds - decode_s, _MIN_PREFILL_SHARE * seconds)
         self.prefill.observe(prefill_tokens, margin)
         return margin / prefill_tokens

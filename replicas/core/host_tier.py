@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from replicas.core.block_events import BlockEventLog
 from replicas.core.request import ChoiceKey
 
 
@@ -37,11 +38,15 @@ class HostTier:
     says so and the block is recomputed some day.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, events: BlockEventLog | None = None) -> None:
+        """`events` is told which blocks become readable, and which cease to be: not to be given
+        where the blocks are private to their choices."""
         self.num_slots = num_slots
+        self._events = events
         self._free = list(range(num_slots - 1, -1, -1))
         self._entries: dict[bytes, _Entry] = {}
         self._evictable: OrderedDict[bytes, None] = OrderedDict()
+        self._pinned: set[bytes] = set()
 
     @property
     def num_used(self) -> int:
@@ -51,12 +56,17 @@ class HostTier:
     @property
     def num_pinned(self) -> int:
         """Blocks that preempted choices wait to get back."""
-        return sum(1 for entry in self._entries.values() if entry.pins)
+        return len(self._pinned)
 
     @property
     def num_free(self) -> int:
         """Slots that `reserve` can give."""
         return len(self._free) + len(self._evictable)
+
+    @property
+    def digests(self) -> Iterable[bytes]:
+        """The blocks that can be read."""
+        return (digest for digest, entry in self._entries.items() if entry.ready)
 
     def holds(self, digest: bytes) -> bool:
         """Whether the block is there or on its way."""
@@ -70,7 +80,8 @@ class HostTier:
     def adopt(self, slot: int, digest: bytes) -> None:
         """Take over a block that a slab held before this replica came."""
         self._free.remove(slot)
-        self._entries[digest] = _Entry(slot, ready=True, prefix=True)
+        entry = self._entries[digest] = _Entry(slot, prefix=True)
+        self._set_ready(digest, entry, True)
         self._evictable[digest] = None
 
     def reserve(self, digest: bytes) -> int | None:
@@ -88,7 +99,7 @@ class HostTier:
 
     def commit(self, digest: bytes) -> None:
         """The block has been written: it can be read from now on."""
-        self._entries[digest].ready = True
+        self._set_ready(digest, self._entries[digest], True)
         self._settle(digest)
 
     def discard(self, digest: bytes) -> None:
@@ -96,7 +107,7 @@ class HostTier:
         entry = self._entries.get(digest)
         if entry is None:
             return
-        entry.ready = False
+        self._set_ready(digest, entry, False)
         if not entry.readers:  # else the last reader drops it
             self._drop(digest)
 
@@ -119,6 +130,7 @@ class HostTier:
         entry = self._entries[digest]
         entry.owners.add(owner)
         entry.pins.add(owner)
+        self._pinned.add(digest)
         self._evictable.pop(digest, None)
 
     def unpin(self, digest: bytes, owner: ChoiceKey) -> None:
@@ -126,7 +138,7 @@ class HostTier:
         slot is wanted. Unknown ones are fine."""
         entry = self._entries.get(digest)
         if entry is not None:
-            entry.pins.discard(owner)
+            self._unpin(digest, entry, owner)
             self._settle(digest)
 
     def forget(self, digest: bytes, owner: ChoiceKey) -> None:
@@ -134,7 +146,7 @@ class HostTier:
         entry = self._entries.get(digest)
         if entry is not None:
             entry.owners.discard(owner)
-            entry.pins.discard(owner)
+            self._unpin(digest, entry, owner)
             self._settle(digest)
 
     def keep(self, digest: bytes) -> None:
@@ -150,6 +162,8 @@ class HostTier:
         evictable = {digest for digest, entry in self._entries.items() if entry.evictable}
         if evictable != set(self._evictable):
             raise AssertionError("the evictable entries are not those in the queue")
+        if self._pinned != {digest for digest, entry in self._entries.items() if entry.pins}:
+            raise AssertionError("the pinned entries are not those counted")
         living = set(owners)
         for entry in self._entries.values():
             if not entry.pins <= entry.owners:
@@ -158,6 +172,11 @@ class HostTier:
                 raise AssertionError(f"ended choices own an entry: {entry.owners - living}")
             if entry.evictable and not entry.owners and not entry.prefix:
                 raise AssertionError("an entry is kept for nobody")
+
+    def _unpin(self, digest: bytes, entry: _Entry, owner: ChoiceKey) -> None:
+        entry.pins.discard(owner)
+        if not entry.pins:
+            self._pinned.discard(digest)
 
     def _settle(self, digest: bytes) -> None:
         """Drop the entry or make it the most recently used one, where nothing holds it."""
@@ -173,10 +192,19 @@ class HostTier:
     def _evict(self) -> bool:
         if not self._evictable:
             return False
-        digest, _ = self._evictable.popitem(last=False)
-        self._free.append(self._entries.pop(digest).slot)
+        self._drop(next(iter(self._evictable)))
         return True
 
     def _drop(self, digest: bytes) -> None:
         self._evictable.pop(digest, None)
-        self._free.append(self._entries.pop(digest).slot)
+        self._pinned.discard(digest)
+        entry = self._entries.pop(digest)
+        self._set_ready(digest, entry, False)
+        self._free.append(entry.slot)
+
+    def _set_ready(self, digest: bytes, entry: _Entry, ready: bool) -> None:
+        if entry.ready is ready:
+            return
+        entry.ready = ready
+        if self._events is not None:
+            (self._events.offloaded if ready else self._events.dropped)(digest)

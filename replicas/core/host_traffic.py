@@ -64,7 +64,7 @@ class HostTraffic:
             self.note_ready(choice, now)
 
     def _note_restored(self, choice: Choice, num_tokens: int) -> None:
-        if choice.epoch:
+        if choice.returns:
             choice.restored_tokens += num_tokens
             self._stats.restored_tokens += num_tokens
         elif choice.index == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from replicas.core.block_hash import BlockHasher
@@ -76,6 +77,21 @@ class KVManager:
         self._restore(choice, sources)
         return True
 
+    def uncached_tokens(self, choice: Choice) -> int:
+        """How many known tokens an empty choice would have to compute if it were admitted now.
+
+        Found by bisection, which is cheap enough for every step: what is left of a chain is a
+        prefix of it, but for blocks that vanish one by one at the very moment.
+        """
+        limit = self._max_hits(choice)
+        self._extend_hashes(choice, limit)
+        hashes, found = choice.block_hashes, 0
+        if self.caching:
+            found = bisect_left(hashes, True, 0, limit, key=self._is_off_device)
+        if self.offloader is not None:
+            found = bisect_left(hashes, True, found, limit, key=self._is_off_host)
+        return choice.num_known_tokens - found * self.block_size
+
     def take_arrival(self, choice: Choice, block: int, *, ok: bool) -> bool:
         """A block that `choice` waits for has been filled, or not. True where it was the last:
         then the choice has what arrived without a gap, and computes the rest."""
@@ -87,7 +103,7 @@ class KVManager:
         while choice.num_computed_tokens // self.block_size in choice.arrived:
             choice.num_computed_tokens += self.block_size
         choice.arrived.clear()
-        self.publish(choice)
+        self.publish(choice, restored=True)
         return True
 
     def missing_blocks(self, choice: Choice, num_tokens: int) -> int:
@@ -113,15 +129,16 @@ class KVManager:
             choice.blocks += self.pool.allocate(needed)
         return copy
 
-    def publish(self, choice: Choice) -> None:
-        """Make the choice's newly computed full blocks findable."""
+    def publish(self, choice: Choice, *, restored: bool = False) -> None:
+        """Make the choice's newly computed, or `restored`, full blocks findable."""
         if not self.caching:
             return
         full = choice.num_computed_tokens // self.block_size
         if full > choice.num_published_blocks:
             self._extend_hashes(choice, full)
             for index in range(choice.num_published_blocks, full):
-                self.pool.publish(choice.blocks[index], choice.block_hashes[index])
+                block, digest = choice.blocks[index], choice.block_hashes[index]
+                self.pool.publish(block, digest, restored=restored)
             choice.num_published_blocks = full
 
     def fork(self, parent: Choice, child: Choice) -> None:
@@ -265,6 +282,12 @@ class KVManager:
                 break
             sources.append(source)
         return sources
+
+    def _is_off_device(self, digest: bytes) -> bool:
+        return self.pool.lookup(digest) is None
+
+    def _is_off_host(self, digest: bytes) -> bool:
+        return self.offloader is None or not self.offloader.tier.holds(digest)
 
     def _restore(self, choice: Choice, sources: Sequence[Location]) -> None:
         if self.offloader is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from replicas.core.sampling_params import SamplingParams
-from replicas.protocol import GenerateRequest, Receipt, TokenLogprobs
+from replicas.protocol import ChoiceProgress, GenerateRequest, Receipt, TokenLogprobs
 
 ChoiceKey = tuple[str, int]
 """(request id, choice index)."""
@@ -88,6 +88,7 @@ class Choice:
         self.restored_tokens = 0
         self.stall_s = 0.0
         self.preempted_at: float | None = None
+        self.wait_told_at: float | None = None
         self.scheduled_at: float | None = None
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
@@ -97,6 +98,11 @@ class Choice:
         return self.request.data.sampling
 
     @property
+    def returns(self) -> bool:
+        """Whether the choice had KV before that it lost: here, or on another replica."""
+        return self.epoch > 0 or bool(self.request.data.progress)
+
+    @property
     def num_known_tokens(self) -> int:
         return self.request.num_prompt_tokens + len(self.output_token_ids)
 
@@ -104,6 +110,14 @@ class Choice:
     def num_remaining_tokens(self) -> int:
         """Known tokens that are still to be computed."""
         return self.num_known_tokens - self.num_computed_tokens
+
+    def take_over(self, progress: ChoiceProgress) -> None:
+        """Begin where another replica was lost: all but the last known token were computed."""
+        self.output_token_ids += progress.output_token_ids
+        if progress.finished:
+            self.state = ChoiceState.FINISHED
+        if progress.output_token_ids:
+            self.high_water = self.num_known_tokens - 1
 
     def tokens(self, start: int, stop: int) -> Sequence[int]:
         """Known token ids of positions start..stop."""
@@ -132,7 +146,8 @@ class Request:
     """A client's prompt; groups the output of its `n` choices.
 
     Until the prompt has been prefilled once, only the leader (the first unfinished choice)
-    is scheduled; then all choices draw their first token from the same logits.
+    is scheduled; then all choices draw their first token from the same logits. A request that
+    was lost elsewhere has that behind it: its choices come back one by one.
     """
 
     def __init__(self, data: GenerateRequest, *, rank: tuple[int, int], arrived_at: float) -> None:
@@ -140,8 +155,10 @@ class Request:
         self.id = data.request_id
         self.num_prompt_tokens = len(data.prompt_token_ids)
         self.arrived_at = arrived_at
-        self.forked = data.n == 1
+        self.forked = data.n == 1 or bool(data.progress)
         self.choices = [Choice(self, index, (*rank, index)) for index in range(data.n)]
+        for choice, progress in zip(self.choices, data.progress, strict=False):
+            choice.take_over(progress)
 
     def live_choices(self) -> list[Choice]:
         """The choices that have not finished."""

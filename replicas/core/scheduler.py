@@ -120,7 +120,8 @@ class Scheduler:
         priority = data.priority if self.config.by_priority else 0
         request = Request(data, rank=(priority, self._arrivals), arrived_at=now)
         self.requests[request.id] = request
-        self.enqueue(request.choices[0])
+        for choice in request.live_choices() if request.forked else request.choices[:1]:
+            self.enqueue(choice)
 
     def schedule(self, now: float) -> SchedulerOutput:
         """Put the next step together: running choices first, then waiting ones."""
@@ -209,7 +210,7 @@ class Scheduler:
 
     def _check(self, data: GenerateRequest) -> None:
         length, pool = len(data.prompt_token_ids), self.kv.capacity_tokens
-        if length < 1:
+        if not data.prompt_token_ids:
             raise RequestRefusedError("the prompt is empty")
         if length + 1 > pool:
             raise RequestRefusedError(
@@ -222,6 +223,19 @@ class Scheduler:
             )
         if data.request_id in self.requests:
             raise RequestRefusedError(f"request id {data.request_id!r} is in use")
+        if data.progress:
+            self._check_progress(data)
+
+    def _check_progress(self, data: GenerateRequest) -> None:
+        if len(data.progress) != data.n or all(each.finished for each in data.progress):
+            raise RequestRefusedError("progress must name each choice, and one at least unfinished")
+        outputs = max(len(p.output_token_ids) for p in data.progress if not p.finished)
+        known = len(data.prompt_token_ids) + outputs
+        limit = min(self.kv.capacity_tokens, self.config.max_model_len - 1)
+        if known > limit:
+            raise RequestRefusedError(
+                f"the {known} tokens that are known already exceed the {limit} that fit here"
+            )
 
     def _schedule_running(self, step: _Step, now: float) -> None:
         # Decoding choices first: a long prefill must not take the budget of those who stream.
@@ -313,7 +327,8 @@ class Scheduler:
         if choice.scheduled_at is not None:
             return
         choice.scheduled_at = now
-        if choice.index == 0 and self.kv.caching and choice.sampling.prompt_logprobs is None:
+        looks_up = self.kv.caching and choice.sampling.prompt_logprobs is None
+        if choice.index == 0 and looks_up and not choice.returns:
             # Only what a request finds when it first comes counts: a resumed one finds itself.
             choice.cached_tokens = choice.num_computed_tokens
             self.stats.prefix_cache_queries += choice.request.num_prompt_tokens

@@ -13,6 +13,7 @@ from replicas.core.scheduler_output import (
     StepOutcome,
     StepResult,
 )
+from replicas.core.stall_watch import StallWatch
 from replicas.protocol import FinishReason, TokenDelta
 
 
@@ -22,6 +23,7 @@ class StepUpdater:
     def __init__(self, scheduler: Scheduler, eos_token_ids: tuple[int, ...]) -> None:
         self._scheduler = scheduler
         self._eos = frozenset(eos_token_ids)
+        self._stalls = StallWatch(scheduler)
         self._deltas: list[TokenDelta] = []
         self._finished: list[FinishedChoice] = []
         self._first_token_s: list[float] = []
@@ -36,6 +38,7 @@ class StepUpdater:
             if choice is not None:
                 self._charge(choice, item, seconds_a_token)
                 self._advance(choice, item, result, now)
+        self._deltas += self._stalls.look(now)
         outcome = StepOutcome(
             tuple(self._deltas),
             tuple(self._finished),
@@ -136,11 +139,11 @@ class StepUpdater:
         stats.generation_tokens += 1
         if choice.last_token_at is not None:
             self._inter_token_s.append(now - choice.last_token_at)
-        if first:
+        if choice.first_token_at is None:
             choice.first_token_at = now
-            if _is_first_of_request(choice):
-                stats.prompt_tokens += request.num_prompt_tokens
-                self._first_token_s.append(now - request.arrived_at)
+        if first and _is_first_of_request(choice):
+            stats.prompt_tokens += request.num_prompt_tokens
+            self._first_token_s.append(now - request.arrived_at)
         choice.last_token_at = now
 
         reason = self._finish_reason(choice, token.token_id)
@@ -157,7 +160,7 @@ class StepUpdater:
                 prompt_logprobs=prompt_logprobs,
                 finish_reason=reason,
                 stop_token_id=token.token_id if stopped else None,
-                receipt=choice.receipt() if reason else None,
+                receipt=choice.receipt() if reason or choice.progress == 1 else None,
             )
         )
         if reason is not None:

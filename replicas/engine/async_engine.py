@@ -119,26 +119,28 @@ class AsyncEngine:
         try:
             engine.add(message)
         except RequestRefusedError as refusal:
-            self._deliver(_error_outcome(message.request_id, str(refusal)), engine)
+            self._deliver(_error_outcome(message.request_id, str(refusal), failed=False), engine)
 
     def _fail_all(self, engine: Engine, error: str) -> None:
         for request_id in engine.live_request_ids():
-            self._deliver(_error_outcome(request_id, error), engine)
+            self._deliver(_error_outcome(request_id, error, failed=True), engine)
         while not self._stopping:  # submissions must not wait for ever, now or later
             while self._inbox:
                 message = self._inbox.popleft()
                 if isinstance(message, GenerateRequest):
-                    self._deliver(_error_outcome(message.request_id, error), engine)
+                    outcome = _error_outcome(message.request_id, error, failed=True)
+                    self._deliver(outcome, engine)
             self._wake.wait()
             self._wake.clear()
 
 
-def _error_outcome(request_id: str, error: str) -> StepOutcome:
+def _error_outcome(request_id: str, error: str, *, failed: bool) -> StepOutcome:
     delta = TokenDelta(
         request_id=request_id,
         choice=0,
         token_ids=(),
         finish_reason=FinishReason.ERROR,
         error=error,
+        replica_failed=failed,
     )
     return StepOutcome((delta,))

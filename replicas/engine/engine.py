@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from replicas.config import EngineConfig
+from replicas.core import replica_snapshot
+from replicas.core.block_events import BlockEventLog
 from replicas.core.block_hash import BlockHasher
 from replicas.core.block_pool import BlockPool
 from replicas.core.cost_model import CostModel
@@ -22,7 +24,7 @@ from replicas.engine.host_memory import HostMemory, MakeCopier, OpenStore, copie
 from replicas.engine.kv_pool import KVPool
 from replicas.engine.model_runner import ModelRunner
 from replicas.models.hf_adapter import PagedModel
-from replicas.protocol import EngineInfo, GenerateRequest, ReplicaSnapshot
+from replicas.protocol import BlockEvents, EngineInfo, GenerateRequest, ReplicaSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +59,17 @@ class Engine:
         )
         self._clock = clock
         self._runner = ModelRunner(model, pool, device)
-        block_pool = BlockPool(blocks)
+        self._events = BlockEventLog()
+        block_pool = BlockPool(blocks, self._events)
         self._host = HostMemory.open(
-            open_store, pool, block_pool, hasher, clock, make_copier or copier_for(device)
+            open_store,
+            pool,
+            block_pool,
+            hasher,
+            clock,
+            make_copier or copier_for(device),
+            # Without caching, what the host keeps is private.
+            self._events if config.enable_prefix_caching else None,
         )
         self.info = EngineInfo(
             device=device,
@@ -71,6 +81,7 @@ class Engine:
             vocab_size=spec.vocab_size,
             block_bytes=pool.block_bytes,
             host_blocks=self._host.num_slots if self._host else 0,
+            fingerprint=spec.fingerprint,
         )
         kv = KVManager(
             block_pool,
@@ -113,22 +124,12 @@ class Engine:
         return self._scheduler.costs
 
     def snapshot(self) -> ReplicaSnapshot:
-        """Queues and blocks as they are between two steps."""
-        scheduler, pool = self._scheduler, self._scheduler.kv.pool
-        tier = self._host.offloader.tier if self._host else None
-        return ReplicaSnapshot(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            used_blocks=pool.num_used,
-            cached_blocks=pool.num_cached,
-            pending_tokens=sum(
-                c.num_remaining_tokens for c in (*scheduler.waiting, *scheduler.running)
-            ),
-            empty_slots=scheduler.kv.empty_slots(scheduler.running),
-            host_blocks=tier.num_used if tier else 0,
-            pinned_host_blocks=tier.num_pinned if tier else 0,
-            copies=scheduler.num_copies,
-        )
+        """Queues, blocks and rates as they are between two steps."""
+        return replica_snapshot.take(self._scheduler)
+
+    def take_events(self) -> BlockEvents:
+        """What became findable, and what ceased to be, since the last call."""
+        return self._events.take()
 
     def live_request_ids(self) -> list[str]:
         """The requests that have not ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from replicas.core.block_events import BlockEventLog
 from replicas.core.block_hash import BlockHasher
 from replicas.core.block_pool import BlockPool
 from replicas.core.cost_model import CostModel
@@ -54,14 +55,15 @@ class HostMemory:
         hasher: BlockHasher,
         clock: Callable[[], float],
         make_copier: MakeCopier,
+        events: BlockEventLog | None,
     ) -> HostMemory | None:
-        """None where there is no memory."""
+        """None where there is no memory. `events` is told what can be read from it."""
         if open_store is None:
             return None
         store = open_store(hasher.identity(pool.layout), pool.block_bytes)
         if store is None:
             return None
-        tier = HostTier(store.num_slots)
+        tier = HostTier(store.num_slots, events)
         for slot, digest in store.inventory():
             tier.adopt(slot, digest)
         offloader = Offloader(block_pool, tier, store.find)

@@ -1,29 +1,44 @@
-"""The replica where the request waits least, its cached prefix counted."""
+"""The replica on which a request costs least, its cached prefix counted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.policies.policy import Candidate
-from router.policies.round_robin import RoundRobin
+from router.policies.cost import CostRule
+from router.policies.policy import Candidate, Demand, Ranking, Terms
+from router.policies.ties import by_rendezvous
 
-LATER_COST = 1.0
-"""What a token computed again costs the requests behind it, in tokens. Too small and prefixes
-are scattered over all replicas; too large and one popular prefix overloads its holder."""
+TIE = 0.05
+"""Costs within this share of the least are equal: measured rates are no better than that, and an
+idle cluster would send everything to the replica that measured itself fastest."""
 
 
 class PrefixAware:
-    """Minimises work ahead + own uncached tokens, the latter once more for those who come later.
+    """Minimises the cost rule; near equals are told apart by rendezvous hash.
 
-    All in tokens to compute. Equals take turns: a cold replica is no better than another.
+    A replica without anything of the prompt has all of it to compute: being empty is no merit.
     """
 
-    def __init__(self) -> None:
-        self._turns = RoundRobin()
+    name = "prefix_aware"
+    knows_load = True
+    knows_prefixes = True
 
-    def rank(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        return sorted(self._turns.rank(candidates), key=_cost)
+    def __init__(self, rule: CostRule | None = None) -> None:
+        self._rule = rule or CostRule()
+
+    def rank(self, demand: Demand, candidates: Sequence[Candidate]) -> Ranking:
+        terms = tuple(self._rule.terms(demand, candidate) for candidate in candidates)
+        costs = sorted((each.cost_s, each.replica) for each in terms)
+        limit = costs[0][0] * (1 + TIE)
+        equals = [replica for cost, replica in costs if cost <= limit]
+        best = by_rendezvous(demand.key, equals) if len(equals) > 1 else equals
+        ranked = (*best, *(replica for _, replica in costs[len(equals) :]))
+        return Ranking(ranked, _reason(terms, best), terms)
 
 
-def _cost(candidate: Candidate) -> float:
-    return candidate.tokens + (1.0 + LATER_COST) * candidate.uncached_tokens
+def _reason(terms: Sequence[Terms], best: Sequence[str]) -> str:
+    chosen = next(each for each in terms if each.replica == best[0])
+    rank = f"least cost: {chosen.cost_s:.3f} s"
+    if len(best) > 1:
+        rank = f"one of {len(best)} within {TIE:.0%} of the least cost: {chosen.cost_s:.3f} s"
+    return f"{rank}, {chosen.device_tokens} tokens on the device, {chosen.host_tokens} on the host"

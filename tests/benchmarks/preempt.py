@@ -29,11 +29,14 @@ from tests.benchmarks.workload import Workload
 MAX_BUSY = 0.15
 
 _SHORT = Workload("short", 64, 64, prefix_tokens=0, own_tokens=200, new_tokens=64)
+_GROWTH = Workload("growth", 64, 64, prefix_tokens=0, own_tokens=40, new_tokens=224)
 _LONG = Workload("long", 24, 24, prefix_tokens=0, own_tokens=1500, new_tokens=128)
 LOADS = (
     Load("half", _SHORT, kv_tokens=8192),
     Load("quarter", _SHORT, kv_tokens=4096),
     Load("long", _LONG, kv_tokens=24 * 1628 // 2),
+    # Most of the KV is output, which nobody knows at admission: what forces preemptions.
+    Load("growth", _GROWTH, kv_tokens=64 * 264 // 2),
 )
 _TINY = Workload("tiny", 8, 8, prefix_tokens=0, own_tokens=40, new_tokens=24)
 QUICK = (Load("half", _TINY, kv_tokens=256),)
@@ -46,6 +49,7 @@ _COLUMNS = (
 
 MODES = ("recompute", "swap", "auto")
 POLICIES = ("last_admitted", "priority", "cheapest")
+LOOK_AHEADS = ("off", "on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +76,12 @@ class Row:
         return stalls[min(len(stalls) - 1, int(0.99 * len(stalls)))] if stalls else 0.0
 
 
-def cases(policies: Sequence[str], modes: Sequence[str]) -> Iterator[Case]:
+def cases(
+    policies: Sequence[str], modes: Sequence[str], look_aheads: Sequence[str]
+) -> Iterator[Case]:
     """Each mode with the first policy; the other policies with the last mode."""
     yield UNCONSTRAINED
-    for look_ahead in (False, True):
+    for look_ahead in (each == "on" for each in look_aheads):
         for mode in modes:
             yield Case(mode, policies[0], look_ahead)
         for policy in policies[1:]:
@@ -95,7 +101,7 @@ def measure(
     source = PromptSource(folder, seed=1)
     for number in range(1, arguments.repeat + 1):
         prompts = source.take(load.workload)
-        for case in cases(arguments.policy, arguments.mode):
+        for case in cases(arguments.policy, arguments.mode, arguments.look_ahead):
             begin = time.monotonic()
             outcome = run(case, load, model, prompts, swap_gib=arguments.swap_space)
             outcomes.setdefault(case, []).append(outcome)
@@ -153,6 +159,9 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--mode", action="append", choices=MODES, help="default: all")
     parser.add_argument("--policy", action="append", choices=POLICIES, help="default: all")
+    parser.add_argument(
+        "--look-ahead", action="append", choices=LOOK_AHEADS, help="default: off and on"
+    )
     parser.add_argument("--swap-space", type=float, default=2.0, help="GiB (default: 2)")
     parser.add_argument("--quick", action="store_true", help="a tiny load, to see that it works")
     parser.add_argument("--force", action="store_true", help="measure on a busy box as well")
@@ -160,6 +169,7 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     arguments.mode = arguments.mode or MODES
     arguments.policy = arguments.policy or POLICIES
+    arguments.look_ahead = arguments.look_ahead or LOOK_AHEADS
     return arguments
 
 

@@ -60,6 +60,27 @@ def test_a_missing_gpu_is_named_unless_the_count_says_they_will_come() -> None:
     assert resolve_replicas(_config("cuda", count=2, threads=4), cores=2, gpus=0) == (2, 4)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"autoscaling": {"max": 4}}, (2, 1)),
+        ({"autoscaling": {"max": 1}}, (1, 4)),
+        ({"autoscaling": {"min": 3, "max": 4}}, (3, 1)),
+        ({"count": 1, "autoscaling": {"max": 2}}, (1, 2)),
+        ({"count": 9, "autoscaling": {"max": 2}, "threads": 3}, (2, 3)),
+    ],
+)
+def test_autoscaling_begins_within_its_bounds_and_shares_cores_for_the_most(
+    options: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    assert resolve_replicas(_config(**options), cores=4, gpus=0) == expected
+
+
+def test_bounds_must_not_cross() -> None:
+    with pytest.raises(ValueError, match="min 3 is greater than max 2"):
+        _config(autoscaling={"min": 3, "max": 2})
+
+
 def test_a_variable_with_our_prefix_is_a_mistake() -> None:
     with pytest.raises(ConfigError) as caught:
         check_environment({"QUIRE_PORT": "8000", "PATH": "/bin", "QUIRE_BLOCK_SIZE": "16"})

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from cluster.follower import ReplicaLost
 from cluster.openai.service import BackendError
 from cluster.reply_listener import ReplyListener
 from replicas import wire
@@ -24,6 +25,7 @@ class Replica:
         self.aborts: asyncio.Queue[tuple[str, int | None]] = asyncio.Queue()
         self.lost: asyncio.Queue[ReplyChannel] = asyncio.Queue()
         self.channels = ReplyChannels(
+            "replica-7",
             lambda request_id, choice: self.aborts.put_nowait((request_id, choice)),
             self.lost.put_nowait,
         )
@@ -69,12 +71,39 @@ def test_one_connection_serves_all_requests_of_an_ingress() -> None:
     run(scenario)
 
 
+def test_who_accepts_a_request_is_known_before_its_first_delta() -> None:
+    async def scenario(listener: ReplyListener, replica: Replica) -> None:
+        inbox = listener.open("one")
+        channel = await replica.channels.get(listener.address)
+        channel.accept("one", "{}")
+        await inbox.wait()
+        assert (inbox.replica, inbox.placement) == ("replica-7", "{}")
+        channel.close()
+        with pytest.raises(ReplicaLost, match="connection") as lost:
+            await inbox.take()
+        assert lost.value.replica == "replica-7"
+
+    run(scenario)
+
+
+def test_the_first_failure_is_the_one_that_is_told() -> None:
+    async def scenario(listener: ReplyListener, replica: Replica) -> None:
+        inbox = listener.open("one")
+        inbox.fail(ReplicaLost("died", "a"))
+        inbox.fail(BackendError("and so did the call"))
+        await inbox.wait()
+        with pytest.raises(ReplicaLost, match="died"):
+            await inbox.take()
+
+    run(scenario)
+
+
 def test_an_abort_reaches_the_replica() -> None:
     async def scenario(listener: ReplyListener, replica: Replica) -> None:
         inbox = listener.open("one")
         channel = await replica.channels.get(listener.address)
-        channel.send([delta("one", 1)])
-        await inbox.take()
+        channel.accept("one", None)
+        await inbox.wait()
         listener.abort("one", 3)
         assert await replica.aborts.get() == ("one", 3)
 

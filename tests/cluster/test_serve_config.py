@@ -144,7 +144,7 @@ def test_mistakes_outside_the_application_are_placed_too(old: str, new: str, pro
 
 def test_a_key_that_resembles_nothing_is_shown_what_there_is() -> None:
     (problem,) = _problems(_edited("{count: 2}", "{zzz: 1}"))
-    assert problem.endswith("known here: count, threads, cpus_per_replica")
+    assert problem.endswith("known here: count, threads, cpus_per_replica, drain_s, autoscaling")
 
 
 def test_all_mistakes_are_named_at_once() -> None:

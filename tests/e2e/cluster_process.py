@@ -126,6 +126,18 @@ class ClusterProcess:
                 found.append(int(entry.name))
         return found
 
+    def pids(self, title: str) -> list[int]:
+        """Those of its processes whose command line contains `title`."""
+        found = []
+        for pid in self.processes():
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+            except OSError:  # it has ended in the meantime
+                continue
+            if title in command:
+                found.append(pid)
+        return found
+
     def log(self) -> str:
         """What was printed, the end of it."""
         return self._log.read_text(errors="replace")[-4000:]

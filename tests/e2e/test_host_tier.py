@@ -8,7 +8,6 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -53,19 +52,6 @@ def counter(cluster: ClusterProcess, name: str) -> float:
 def snapshot(cluster: ClusterProcess) -> dict[str, Any]:
     (it,) = httpx.get(f"{cluster.url}/health").json()["replicas"].values()
     return dict(it)
-
-
-def pids(cluster: ClusterProcess, title: str) -> list[int]:
-    """The cluster's processes whose title contains that."""
-    found = []
-    for pid in cluster.processes():
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if title in command:
-            found.append(pid)
-    return found
 
 
 async def complete(it: AsyncOpenAI, prompt: str, max_tokens: int) -> tuple[str, dict[str, Any]]:
@@ -127,10 +113,10 @@ def test_host_memory_outlives_the_replica_and_the_keeper(tight: ClusterProcess) 
     before = snapshot(tight)
     assert before["host_blocks"] > 0
 
-    (replica,) = pids(tight, "ServeReplica:quire:Replica")
+    (replica,) = tight.pids("ServeReplica:quire:Replica")
     os.kill(replica, signal.SIGKILL)
     deadline = time.monotonic() + READY_S
-    while pids(tight, "ServeReplica:quire:Replica") in ([], [replica]):
+    while tight.pids("ServeReplica:quire:Replica") in ([], [replica]):
         assert time.monotonic() < deadline, tight.log()
         time.sleep(0.5)
     tight.wait_ready()
@@ -138,7 +124,7 @@ def test_host_memory_outlives_the_replica_and_the_keeper(tight: ClusterProcess) 
     assert usage["quire"]["cached_tokens"] == 0, "a new replica has nothing on its device"
     assert usage["quire"]["host_cached_tokens"] >= 64
 
-    (keeper,) = pids(tight, "ray::Keeper")
+    (keeper,) = tight.pids("ray::Keeper")
     os.kill(keeper, signal.SIGKILL)
     asyncio.run(ask("4 is a number. " + "Count from there, up and down. " * 24))
     assert asyncio.run(ask(prefix))["prompt_tokens_details"]["cached_tokens"] >= 64

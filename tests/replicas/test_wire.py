@@ -31,8 +31,18 @@ deltas = st.builds(
     prompt_logprobs=st.none() | st.lists(logprobs, max_size=2).map(tuple),
     finish_reason=st.none() | st.sampled_from(FinishReason),
     stop_token_id=st.none() | counts,
-    receipt=st.none() | st.builds(Receipt, *[counts] * 6, numbers, numbers),
+    receipt=st.none()
+    | st.builds(
+        Receipt,
+        *[counts] * 6,
+        numbers,
+        numbers,
+        failovers=counts,
+        placements=st.lists(st.text(), max_size=2).map(tuple),
+    ),
+    wait_s=st.none() | numbers,
     error=st.none() | st.text(),
+    replica_failed=st.booleans(),
 )
 
 

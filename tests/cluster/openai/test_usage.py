@@ -34,6 +34,8 @@ def test_costs_add_up_over_choices_and_prompts(tokenizer: Tokenizer) -> None:
         "stall_ms": 251.0,
         "cached_tokens": 0,
         "host_cached_tokens": 0,
+        "failovers": 0,
+        "moves": 0,
     }
 
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from replicas.core.block_events import BlockEventLog, FindableBlocks
 from replicas.core.block_hash import BlockHasher
 from replicas.core.block_pool import BlockPool
 from replicas.core.cost_model import CostModel
@@ -20,7 +21,13 @@ from replicas.core.sampling_params import SamplingParams
 from replicas.core.scheduler import Scheduler, SchedulerConfig
 from replicas.core.scheduler_output import FinishedChoice, SchedulerOutput, StepOutcome
 from replicas.core.updater import StepUpdater
-from replicas.protocol import FinishReason, GenerateRequest, Receipt, TokenDelta
+from replicas.protocol import (
+    ChoiceProgress,
+    FinishReason,
+    GenerateRequest,
+    Receipt,
+    TokenDelta,
+)
 from tests.replicas.core.fake_device import (
     EOS,
     FakeDevice,
@@ -74,13 +81,15 @@ def make_kv(
     caching: bool = True,
     host_slots: int = 0,
     spill_tokens: int | None = None,
+    events: BlockEventLog | None = None,
 ) -> KVManager:
-    pool = BlockPool(num_blocks)
+    pool = BlockPool(num_blocks, events)
+    tier = HostTier(host_slots, events if caching else None)
     return KVManager(
         pool,
         make_hasher(block_size),
         caching=caching,
-        offloader=Offloader(pool, HostTier(host_slots)) if host_slots else None,
+        offloader=Offloader(pool, tier) if host_slots else None,
         spill_tokens=spill_tokens,
     )
 
@@ -130,12 +139,15 @@ class Replica:
             preemption_mode=mode,
             restore_patience_s=patience,
         )
+        self._events = BlockEventLog()
+        self._found = FindableBlocks()
         kv = make_kv(
             num_blocks,
             block_size,
             caching=caching,
             host_slots=host_slots,
             spill_tokens=spill_tokens,
+            events=self._events,
         )
         costs = costs or CostModel(block_bytes=block_size)
         self.scheduler = Scheduler(self.config, kv, policy or LastAdmitted(), costs)
@@ -164,7 +176,10 @@ class Replica:
         for data in requests:
             self.scheduler.add(data, self.now)
             self.requests[data.request_id] = data
-            self.outputs.update({(data.request_id, i): [] for i in range(data.n)})
+            progress = data.progress or (ChoiceProgress(),) * data.n
+            for index, each in enumerate(progress):
+                if not each.finished:
+                    self.outputs[data.request_id, index] = list(each.output_token_ids)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         live = self.live(request_id, index)
@@ -177,6 +192,7 @@ class Replica:
         self.aborted.update(live)
         self.finished += outcome.finished
         self.scheduler.check_integrity()
+        self._check_events()
 
     def live(self, request_id: str, index: int | None = None) -> list[ChoiceKey]:
         """The choices of a request that have neither ended nor been aborted."""
@@ -249,6 +265,7 @@ class Replica:
         self.scheduler.end_copies(self.host.ended(), self.now)
         self.scheduler.check_integrity()
         self._note_ready()
+        self._check_events()
         return outcome
 
     def step(self) -> SchedulerOutput:
@@ -289,12 +306,20 @@ class Replica:
         else:
             assert delta.prompt_logprobs is None
         self.outputs[key] += delta.token_ids
-        assert (delta.receipt is None) == (delta.finish_reason is None)
-        if delta.receipt is not None:
+        if delta.finish_reason is not None:
+            assert delta.receipt is not None
             self._check_receipt(key, delta.receipt)
             stopped = delta.finish_reason is FinishReason.STOP
             assert delta.stop_token_id == (delta.token_ids[-1] if stopped else None)
             self.last[key] = delta
+
+    def _check_events(self) -> None:
+        """All block events so far give what can be found now."""
+        kv, found = self.scheduler.kv, self._found
+        found.apply(self._events.take())
+        assert found.device == set(kv.pool.digests)
+        shared = kv.offloader is not None and kv.caching
+        assert found.host == (set(kv.offloader.tier.digests) if shared else set())
 
     def _lacks_progress(self, key: ChoiceKey) -> bool:
         progress = len(self.outputs[key]) - self._outputs_at_admission[key]
@@ -313,20 +338,28 @@ class Replica:
         stops, goes = self._preempted_at[key], self._resumed_at[key]
         assert receipt.preemptions == len(stops) == len(goes)
         assert receipt.stall_s == sum(goes) - sum(stops)
-        assert receipt.recomputed_tokens == 0 or receipt.preemptions > 0
+        took_over = bool(self.requests[key[0]].progress)
+        assert receipt.recomputed_tokens == 0 or receipt.preemptions > 0 or took_over
         assert receipt.cached_tokens < len(self.requests[key[0]].prompt_token_ids)
 
     def _check_stats(self) -> None:
         stats = self.scheduler.stats
-        started = {key[0] for key, outputs in self.outputs.items() if outputs}
-        assert stats.generation_tokens == sum(map(len, self.outputs.values()))
+        taken_over = {key for key, data in self.requests.items() if data.progress}
+        known = sum(
+            len(each.output_token_ids)
+            for data in self.requests.values()
+            for each in data.progress
+            if not each.finished
+        )
+        started = {key[0] for key, outputs in self.outputs.items() if outputs} - taken_over
+        assert stats.generation_tokens == sum(map(len, self.outputs.values())) - known
         assert stats.prompt_tokens == sum(len(self.requests[r].prompt_token_ids) for r in started)
         assert len(self.first_token_s) == len(started)
         assert len(self.finished) == len(self.outputs) == sum(stats.finished.values())
         assert stats.finished[FinishReason.ABORT] == len(self.aborted)
         assert stats.preemptions == sum(step.num_preempted for step in self.steps)
         assert stats.prefix_cache_hits <= stats.prefix_cache_queries
-        assert stats.recomputed_tokens == 0 or stats.preemptions > 0
+        assert stats.recomputed_tokens == 0 or stats.preemptions > 0 or taken_over
         self._check_host()
 
     def _check_host(self) -> None:

@@ -50,10 +50,14 @@ class KVManagerMachine(RuleBasedStateMachine):
             return
         pool, known = self.kv.pool, choice.num_known_tokens
         total = self.kv.blocks_for(known)
-        found = (pool.lookup(d) for d in self._digests(choice)[: (known - 1) // self.kv.block_size])
+        limit = (known - 1) // self.kv.block_size
+        found = [pool.lookup(digest) for digest in self._digests(choice)[:limit]]
         hits = [block for block in takewhile(lambda b: b is not None, found) if block is not None]
         taken = total - sum(pool.references(block) > 0 for block in hits)
         free = pool.num_free
+        if not any(found[len(hits) :]):  # else the chain has a hole, and it is a guess
+            uncached = known - len(hits) * self.kv.block_size
+            assert self.kv.uncached_tokens(choice) == uncached
         admitted = self.kv.admit(choice, reserve)
         assert admitted == (free - taken >= reserve)
         assert pool.num_free == (free - taken if admitted else free)

@@ -1,0 +1,1 @@
+"""Replays traces over simulated replicas: real scheduling and placement, computed time."""
