@@ -56,10 +56,7 @@ def build(config: ClusterConfig) -> Application:
             request_router_config=RequestRouterConfig(
                 # A path, as Serve pickles a class with its module by value.
                 request_router_class="router.serve_router:QuireRouter",  # type: ignore[arg-type]
-                request_router_kwargs={
-                    "policy": config.router.policy,
-                    "block_size": config.engine.block_size,
-                },
+                request_router_kwargs={"policy": config.router.policy},
             ),
         )
         .bind(
@@ -117,6 +114,7 @@ def _scale(config: ClusterConfig, count: int) -> dict[str, Any]:
             min_replicas=scaling.min,
             max_replicas=scaling.max,
             initial_replicas=count,
+            look_back_period_s=scaling.look_back_s,
             upscale_delay_s=scaling.up_delay_s,
             downscale_delay_s=scaling.down_delay_s,
             policy=policy,

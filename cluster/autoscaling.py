@@ -6,21 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-QUEUE_S = "quire_queue_s"
-KV_USED = "quire_kv_used"
-PREEMPTIONS_PER_S = "quire_preemptions_per_s"
-"""Names under which replicas record what they see (`Replica.record_autoscaling_stats`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pressure:
-    """What one replica has to bear."""
-
-    queue_s: float = 0.0
-    """Seconds of prefill that wait there, by its own measured rate."""
-    kv_used: float = 0.0
-    """Share of the KV pool that requests hold; cached prefixes that may go do not count."""
-    preemptions_per_s: float = 0.0
+from replicas.pressure import KV_USED, PREEMPTIONS_PER_S, QUEUE_S, Pressure
 
 
 @dataclass(frozen=True, slots=True)

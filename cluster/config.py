@@ -69,6 +69,8 @@ class AutoscalingConfig(_Section):
     """Share of a replica's KV pool that requests may hold."""
     max_preemptions_per_s: Annotated[float, Field(gt=0.0, le=1000.0)] = 0.1
     """Preemptions a second of a replica above which there is to be one replica more."""
+    look_back_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 10.0
+    """Seconds over which what a replica bears is averaged."""
     up_delay_s: Annotated[float, Field(ge=0.0, le=86400.0)] = 10.0
     """Seconds for which more replicas must have been wanted."""
     down_delay_s: Annotated[float, Field(ge=0.0, le=86400.0)] = 300.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ class Follower:
         self._tries = 0
         self._main = self._begin(Conditions())
         self._rival: Lane | None = None
+        self._waits_since: float | None = None
 
     @property
     def finished(self) -> bool:
@@ -128,8 +130,10 @@ class Follower:
         news = [delta for delta in told if delta.wait_s is None]
         waits = [delta.wait_s for delta in told if delta.wait_s is not None]
         if news:
+            self._waits_since = None
             await self._drop_rival()
         elif waits and self._may_move:
+            self._waits_since = self._waits_since or _now()
             here = self._main.attempt.replica
             self._rival = self._begin(
                 Conditions(
@@ -153,7 +157,7 @@ class Follower:
             return []
         logger.info("request %s moves: it waited for KV", self._request.request_id)
         self.moves += 1
-        self._progress.move()
+        self._progress.move(0.0 if self._waits_since is None else _now() - self._waits_since)
         left, self._main, self._rival = self._main, self._rival, None
         await left.close()
         return await self._main_brought(news)
@@ -180,3 +184,7 @@ class Follower:
             rival, self._rival = self._rival, None
             self._main = rival or self._begin(Conditions(self._lost, self._limits.patience_s))
         return last
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

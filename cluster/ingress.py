@@ -27,6 +27,7 @@ from cluster.reply_listener import ReplyListener
 from cluster.tokenizer import Tokenizer
 from replicas.models import sources
 from replicas.protocol import ReplicaReport
+from router import metrics as router_metrics
 
 logger = logging.getLogger("ray.serve")
 
@@ -60,15 +61,16 @@ class Ingress:
         await listener.start()
         folder = await asyncio.to_thread(sources.resolve, settings.source, settings.revision)
         limits = settings.limits
+        self._backend = FailoverBackend(
+            ReplicaBackend(replicas, listener), settings.follow, limits.max_queued_requests
+        )
         self._service = Service(
             model_names=(settings.served_name,),
             max_model_len=first.engine.max_model_len,
             kv_pool_tokens=first.engine.kv_tokens,
             vocab_size=first.engine.vocab_size,
             tokenizer=Tokenizer.load(folder),
-            backend=FailoverBackend(
-                ReplicaBackend(replicas, listener), settings.follow, limits.max_queued_requests
-            ),
+            backend=self._backend,
             metrics=self.metrics,
             health=self.health,
             version=importlib.metadata.version("quire"),
@@ -85,8 +87,10 @@ class Ingress:
         return create_app(self._service)
 
     async def metrics(self) -> bytes:
-        """Prometheus text of all replicas that answer in time."""
-        return metrics.exposition(await self._ask_all("metrics"))
+        """Prometheus text: all replicas that answer in time, this ingress and its router."""
+        replicas = await self._ask_all("metrics")
+        hops = metrics.hops(self._backend.hops)
+        return metrics.exposition([*replicas, router_metrics.REGISTRY.collect(), hops])
 
     async def health(self) -> tuple[bool, Mapping[str, Any]]:
         """Whether any replica makes progress, and what each of them does."""

@@ -1,12 +1,15 @@
-"""One /metrics for all replicas: their families, merged by name."""
+"""One /metrics for the cluster: families of all replicas and the ingress, merged by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from cluster.failover import Hops
 
 
 class _Merged(Collector):
@@ -25,8 +28,24 @@ class _Merged(Collector):
         yield from self._by_name.values()
 
 
-def exposition(replicas: Iterable[Iterable[Metric]]) -> bytes:
-    """Prometheus text of all replicas' families; the `engine` label tells them apart."""
+def hops(counts: Hops) -> list[Metric]:
+    """Requests that went on at another replica."""
+    return [
+        CounterMetricFamily(
+            "quire:failovers",
+            "Times that a request lost its replica and went on at another",
+            value=counts.failovers,
+        ),
+        CounterMetricFamily(
+            "quire:moves",
+            "Times that a preempted request left a replica that had no room for it",
+            value=counts.moves,
+        ),
+    ]
+
+
+def exposition(sources: Iterable[Iterable[Metric]]) -> bytes:
+    """Prometheus text of all families; the `engine` label tells replicas apart."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Merged(family for families in replicas for family in families))
+    registry.register(_Merged(family for families in sources for family in families))
     return generate_latest(registry)

@@ -101,11 +101,14 @@ class Progress:
             choice.move()
         return deltas
 
-    def move(self) -> None:
-        """Another replica goes on, as the one that had the request has no room for it."""
+    def move(self, stall_s: float) -> None:
+        """Another replica goes on, as the one that had the request has had no room for it for
+        so many seconds."""
         self._moves += 1
         for choice in self._choices:
             choice.move()
+            if not choice.ended:
+                choice.before = replace(choice.before, stall_s=choice.before.stall_s + stall_s)
 
     def _take(self, delta: TokenDelta) -> TokenDelta:
         choice = self._choices[delta.choice]

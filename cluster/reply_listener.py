@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import secrets
 
@@ -13,8 +12,6 @@ from replicas import wire
 from replicas.protocol import ReplyAddress, TokenDelta
 
 logger = logging.getLogger(__name__)
-
-HELLO_TIMEOUT_S = 5.0
 
 
 class Inbox:
@@ -123,8 +120,9 @@ class ReplyListener:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         replica = None
         try:
-            replica = await self._greeting(reader)
+            replica = await wire.admit(reader, self._token)
             if replica is None:
+                logger.warning("dropped a connection that did not show this ingress' token")
                 return
             while (frame := await wire.read_frame(reader)) is not None:
                 if frame[0] == wire.DELTAS:
@@ -136,16 +134,6 @@ class ReplyListener:
         finally:
             writer.close()
             self._fail_requests_of(writer)
-
-    async def _greeting(self, reader: asyncio.StreamReader) -> str | None:
-        """The replica's name; None where it does not show the token."""
-        async with asyncio.timeout(HELLO_TIMEOUT_S):
-            frame = await wire.read_frame(reader, wire.MAX_HELLO_BYTES)
-        greeted = frame is not None and len(frame) == 3 and frame[0] == wire.HELLO
-        if greeted and frame is not None and hmac.compare_digest(str(frame[1]), self._token):
-            return str(frame[2])
-        logger.warning("dropped a connection that did not show this ingress' token")
-        return None
 
     def _accept(
         self, replica: str, request_id: str, placement: str | None, writer: asyncio.StreamWriter

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import functools
 import logging
+import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from replicas.feed_wire import METADATA_KEY
 from replicas.host_store import HostStore, HostStoreError
 from replicas.metrics import EngineMetrics
 from replicas.models import loader, sources
+from replicas.pressure import PressureGauge
 from replicas.protocol import (
     BlockEvents,
     Dispatch,
@@ -93,6 +95,7 @@ class Replica:
         self._info = await self._engine.start()
         self._feed_address = await self._feed.start(self._info)
         self._metrics = EngineMetrics(settings.served_name, self._id, self._info)
+        self._pressure = PressureGauge(self._info, time.monotonic())
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         """Serve asks once and tells every router: where the feed is."""
@@ -123,6 +126,10 @@ class Replica:
     async def metrics(self) -> list[Metric]:
         """Prometheus families; never waits for the engine."""
         return self._metrics.collect()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve asks for them now and then, where the number of replicas follows the load."""
+        return self._pressure.read(self._snapshot, time.monotonic()).as_stats()
 
     async def check_health(self) -> None:
         """Serve's health check: progress of the engine, not a ping."""

@@ -63,10 +63,9 @@ def unpack(frame: Sequence[Any]) -> FeedGreeting | FeedSnapshot | FeedStep:
     Raises:
         FrameError: it is none of the above, or damaged.
     """
-    unpackers = {_GREETING: _unpack_greeting, _SNAPSHOT: _unpack_snapshot, _STEP: _unpack_step}
     kind, *content = frame
     try:
-        return unpackers[kind](*content)
+        return _UNPACKERS[kind](*content)
     except KeyError:
         raise wire.FrameError(f"a feed has no frames of kind {kind!r}") from None
     except (TypeError, ValueError) as error:
@@ -91,6 +90,13 @@ def _unpack_step(
     stored, restored, removed, offloaded, dropped = map(_split, digests)
     events = BlockEvents(stored, restored, removed, offloaded, dropped, bool(cleared))
     return FeedStep(_number(sequence), events, _unpack_load(load))
+
+
+_UNPACKERS: dict[str, Callable[..., FeedGreeting | FeedSnapshot | FeedStep]] = {
+    _GREETING: _unpack_greeting,
+    _SNAPSHOT: _unpack_snapshot,
+    _STEP: _unpack_step,
+}
 
 
 def _unpack_load(values: Sequence[float]) -> ReplicaSnapshot:

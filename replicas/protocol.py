@@ -47,6 +47,15 @@ class GenerateRequest:
     explain: bool = False
     """Whether the router is to say why it chose the replica."""
 
+    @property
+    def known_token_ids(self) -> tuple[int, ...]:
+        """What a replica has to have KV for before it draws anything: the prompt, and what the
+        only choice that goes on had produced elsewhere. Of several choices, the prompt alone."""
+        going = [each for each in self.progress if not each.finished]
+        if len(going) != 1:
+            return self.prompt_token_ids
+        return self.prompt_token_ids + going[0].output_token_ids
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
@@ -158,7 +167,8 @@ class ReplicaSnapshot:
     copies: int = 0
     """Block copies between device and host that have not ended."""
     queued_tokens: int = 0
-    """The pending tokens without those of decoding choices: what is to be prefilled."""
+    """Tokens to prefill: pending ones without those of decoding choices and without what the
+    device or the host tier has of them."""
     expected_tokens: int = 0
     """Output tokens that the running choices are expected to produce yet."""
     preemptions: int = 0
@@ -171,6 +181,8 @@ class ReplicaSnapshot:
     """Measured, host to device."""
     decode_step_s: float = 0.0
     """Measured, of a step that only decodes; 0 while there was none."""
+    decode_choice_s: float = 0.0
+    """Measured: what one more choice adds to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@ argument."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,6 +49,12 @@ class Placement:
     terms: tuple[Terms, ...] = ()
     """One a candidate; none where the policy counts no costs."""
 
+    @property
+    def cost_s(self) -> float:
+        """The best one's, seconds; infinite where the policy counts no costs."""
+        costs = (each.cost_s for each in self.terms if each.replica == self.ranked[0])
+        return next(costs, math.inf)
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
@@ -56,7 +63,7 @@ class Placement:
             "policy": self.policy,
             "reason": self.reason,
             "stale": self.stale,
-            "terms": [{**each._asdict(), "cost_s": each.cost_s} for each in self.terms],
+            "terms": [each._asdict() for each in self.terms],
         }
 
 
@@ -154,8 +161,12 @@ class Placer:
         self.states.expire(now)
 
     def _fresh(self, replicas: Sequence[str], now: float) -> dict[str, ReplicaState]:
-        states = ((replica, self.states.get(replica)) for replica in replicas)
-        return {replica: s for replica, s in states if s is not None and s.is_fresh(now)}
+        found = {}
+        for replica in replicas:
+            state = self.states.get(replica)
+            if state is not None and state.is_fresh(now):
+                found[replica] = state
+        return found
 
     def _match(self, chains: Chains) -> dict[str, Hit]:
         """Of chains of several kinds a replica knows one."""

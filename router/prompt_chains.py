@@ -33,7 +33,7 @@ class PromptChains:
             kind = block_kind(state.greeting.engine)
             if kind not in chains:
                 hasher = self._hasher(kind)
-                chains[kind] = hasher.chain(request.prompt_token_ids, request.cache_salt)
+                chains[kind] = hasher.chain(request.known_token_ids, request.cache_salt)
         return chains
 
     def _hasher(self, kind: BlockKind) -> BlockHasher:

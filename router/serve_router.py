@@ -17,8 +17,9 @@ from ray.serve.request_router import (
 
 from replicas.feed_wire import METADATA_KEY
 from replicas.protocol import FeedAddress, GenerateRequest
+from router import metrics
 from router.event_feed import EventFeed
-from router.placement import POLICIES, Placer
+from router.placement import POLICIES, Placement, Placer
 
 logger = logging.getLogger("ray.serve")
 
@@ -62,15 +63,29 @@ class QuireRouter(RequestRouter):
             for replica in candidate_replicas
             if replica.replica_id.unique_id not in dispatch.avoid
         }
-        if not by_id:
+        if not by_id and dispatch.within_s is None:
             return []  # Serve asks again, with the replica that takes a lost one's place
+        if not by_id:
+            return _declined(pending_request, candidate_replicas)
         call_id = pending_request.metadata.internal_request_id
-        placement = self._placer.place(call_id, request, list(by_id), time.monotonic())
+        placement = self._place(call_id, request, list(by_id))
         logger.debug("request %s: %s", request.request_id, placement)
+        if dispatch.within_s is not None and placement.cost_s > dispatch.within_s:
+            self._placer.completed(call_id)
+            return _declined(pending_request, candidate_replicas)
         if request.explain:
             why = json.dumps(placement.as_dict())
             pending_request.args = [request, dataclasses.replace(dispatch, placement=why)]
         return [[by_id[replica]] for replica in placement.ranked]
+
+    def _place(self, call_id: str, request: GenerateRequest, replicas: list[str]) -> Placement:
+        begin = time.monotonic()
+        placement = self._placer.place(call_id, request, replicas, begin)
+        metrics.DECISION_SECONDS.observe(time.monotonic() - begin)
+        metrics.PLACEMENTS.labels(placement.policy).inc()
+        metrics.STALE_PLACEMENTS.inc(placement.stale)
+        metrics.INDEX_BLOCKS.set(len(self._placer.states.index))
+        return placement
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: object
@@ -98,3 +113,12 @@ class QuireRouter(RequestRouter):
         if feed is not None:
             feed.stop()
         self._placer.forget(replica_id.unique_id)
+
+
+def _declined(
+    pending_request: PendingRequest, candidates: list[RunningReplica]
+) -> list[list[RunningReplica]]:
+    """Any replica will do to end a call that none is good enough for."""
+    request, dispatch = pending_request.args
+    pending_request.args = [request, dataclasses.replace(dispatch, declined=True)]
+    return [candidates]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from replicas.core.step_time import StepTime
+
 _MIN_PREFILL_SHARE = 0.05
 """Of a step that prefills: the estimate of its decoding part may be too high."""
 
@@ -64,18 +66,14 @@ class CostModel:
     prefill: Rate = field(init=False)
     write: Rate = field(init=False)
     read: Rate = field(init=False)
-    _decode_step_s: float | None = None
+    decode: StepTime = field(default_factory=StepTime)
+    """Of steps that only decode."""
 
     def __post_init__(self) -> None:
         blocks = 16.0 * self.block_bytes
         self.prefill = Rate.seeded(self.rates.prefill_tokens, half_life=2048.0)
         self.write = Rate.seeded(self.rates.written_bytes, half_life=blocks)
         self.read = Rate.seeded(self.rates.read_bytes, half_life=blocks)
-
-    @property
-    def decode_step_s(self) -> float:
-        """Seconds of a step that only decodes; 0 before there was one."""
-        return self._decode_step_s or 0.0
 
     def observe_step(self, prefill_tokens: int, decoding: int, seconds: float) -> float:
         """A step computed `prefill_tokens` for some choices and one token for `decoding` others.
@@ -85,10 +83,9 @@ class CostModel:
         reading the weights in any case.
         """
         if prefill_tokens == 0:
-            known = self._decode_step_s
-            self._decode_step_s = seconds if known is None else 0.8 * known + 0.2 * seconds
+            self.decode.observe(decoding, seconds)
             return 0.0
-        decode_s = self.decode_step_s if decoding else 0.0
+        decode_s = self.decode.of(decoding) if decoding else 0.0
         margin = max(seconds - decode_s, _MIN_PREFILL_SHARE * seconds)
         self.prefill.observe(prefill_tokens, margin)
         return margin / prefill_tokens

@@ -27,7 +27,8 @@ def take(scheduler: Scheduler) -> ReplicaSnapshot:
         prefill_tokens_per_s=costs.prefill.per_second,
         written_bytes_per_s=costs.write.per_second,
         read_bytes_per_s=costs.read.per_second,
-        decode_step_s=costs.decode_step_s,
+        decode_step_s=costs.decode.seconds,
+        decode_choice_s=costs.decode.per_choice,
     )
 
 

@@ -56,4 +56,4 @@ class StallWatch:
                 break
             free += held
             steps = remaining
-        return steps * scheduler.costs.decode_step_s
+        return steps * scheduler.costs.decode.seconds

@@ -56,9 +56,12 @@ def group_maxima(scores: Tensor) -> Tensor:
     return torch.cat((whole, rest), dim=1)
 
 
-def argmax(scores: Tensor) -> Tensor:
-    """[R, V] -> [R] int64: the token with the highest score, the lowest id among equals."""
-    group = group_maxima(scores).argmax(1, keepdim=True)
+def argmax(scores: Tensor, maxima: Tensor) -> Tensor:
+    """[R, V] -> [R] int64: the token with the highest score, the lowest id among equals.
+
+    `maxima` is `group_maxima(scores)`.
+    """
+    group = maxima.argmax(1, keepdim=True)
     offsets = torch.arange(_GROUP, device=scores.device)
     token_ids = (group * _GROUP + offsets).clamp_(max=scores.shape[1] - 1)
     best = scores.gather(1, token_ids).argmax(1, keepdim=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from replicas.engine.logit_processors import SampleRow
-from replicas.engine.noise import uniform
+from replicas.engine.noise import key_tensor, row_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,25 +21,26 @@ class DrawParams:
     top_k: Tensor
     """[R] int64, at least 1; the size of the vocabulary where it is off."""
     top_p: Tensor
-    """[R] float64, as are the next."""
+    """[R] float64, as is the next."""
     min_p: Tensor
-    uniform: Tensor
+    keys: Tensor
+    """[R, 2] int32, of the noise."""
 
     @classmethod
     def of(cls, rows: Sequence[SampleRow], vocab_size: int, device: torch.device) -> DrawParams:
-        """Those of `rows`, with their noise."""
+        """Those of `rows`."""
 
         def column(values: list[float], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
 
         params = [row.sampling for row in rows]
-        noise = [uniform(row.sampling.seed, row.choice, row.output_index) for row in rows]
+        keys = [row_key(row.sampling.seed, row.choice, row.output_index) for row in rows]
         return cls(
             column([p.temperature for p in params], torch.float32),
             column([min(p.top_k or vocab_size, vocab_size) for p in params], torch.int64),
             column([p.top_p for p in params], torch.float64),
             column([p.min_p for p in params], torch.float64),
-            column(noise, torch.float64),
+            key_tensor(keys, device),
         )
 
     def __getitem__(self, rows: slice | Tensor) -> DrawParams:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from replicas.core.sampling_params import SamplingParams
-from replicas.engine import weights
-from replicas.engine.candidates import argmax, take_rows
+from replicas.engine import race, weights
+from replicas.engine.candidates import argmax, group_maxima, take_rows
 from replicas.engine.draw_params import DrawParams
 from replicas.engine.logit_processors import SampleRow
 from replicas.engine.truncation import Kept, Limits, keep_few, keep_many
@@ -39,7 +39,7 @@ class Greedy:
     """The highest score, the lowest id among equals."""
 
     def __call__(self, scores: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-        return argmax(scores)
+        return argmax(scores, group_maxima(scores))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,12 @@ class FromMany:
         token_ids = torch.zeros_like(params.top_k)
         for part in weights.row_slices(scores):
             kept = keep_many(scores[part], params[part], self.limits)
-            token_ids[part] = weights.draw_wide(kept, params.uniform[part])
+            token_ids[part] = race.first_of_all(kept, params.keys[part])
         return token_ids
 
 
 def _draw_kept(kept: Kept, params: DrawParams) -> Tensor:
-    column = weights.draw(kept.weights, params.uniform[kept.rows])
+    column = race.first(kept.weights, kept.token_ids, params.keys[kept.rows])
     return kept.token_ids.gather(1, column[:, None]).squeeze(1)
 
 

@@ -128,7 +128,8 @@ class Engine:
         return replica_snapshot.take(self._scheduler)
 
     def take_events(self) -> BlockEvents:
-        """What became findable, and what ceased to be, since the last call."""
+        """What became findable, and what ceased to be, since the last call. What nobody takes
+        is kept, an entry for each block."""
         return self._events.take()
 
     def live_request_ids(self) -> list[str]:

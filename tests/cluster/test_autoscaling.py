@@ -10,15 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.autoscaling import (
-    KV_USED,
-    PREEMPTIONS_PER_S,
-    QUEUE_S,
-    Pressure,
-    PressurePolicy,
-    Targets,
-    desired_replicas,
-)
+from cluster.autoscaling import PressurePolicy, Targets, desired_replicas
+from replicas.pressure import KV_USED, PREEMPTIONS_PER_S, QUEUE_S, Pressure
 
 TARGETS = Targets(queue_s=2.0, kv_used=0.8, preemptions_per_s=0.1)
 AT_TARGET = Pressure(queue_s=2.0, kv_used=0.8)

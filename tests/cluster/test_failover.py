@@ -306,6 +306,7 @@ def test_a_request_that_waits_for_kv_goes_on_where_it_need_not() -> None:
         receipt = deltas[-1].receipt
         assert receipt is not None
         assert (receipt.moves, receipt.failovers, receipt.preemptions) == (1, 0, 2)
+        assert receipt.stall_s > 0
         assert backend.hops.moves == 1
         assert all(each.closed for each in replicas.tries)
 

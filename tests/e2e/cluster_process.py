@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -97,6 +98,13 @@ class ClusterProcess:
             time.sleep(0.3)
         raise AssertionError(f"not ready after {READY_S:g} s: {self.log()}")
 
+    def wait_replicas(self, count: int) -> None:
+        """Until so many replicas have their model loaded: the first one makes it ready."""
+        deadline = time.monotonic() + READY_S
+        while len(httpx.get(f"{self.url}/health", timeout=5).json()["replicas"]) < count:
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.3)
+
     def stop(self, number: signal.Signals) -> float:
         """Signal the process; the seconds until it had ended. Kills what is left after a minute."""
         started = time.monotonic()
@@ -125,6 +133,20 @@ class ClusterProcess:
             if alive:
                 found.append(int(entry.name))
         return found
+
+    def ray_environment(self) -> dict[str, str]:
+        """The variables by which a driver proves that it may join the cluster."""
+        (pid, *_) = self.pids("ServeReplica:quire:Ingress")
+        lines = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+        return dict(line.split("=", 1) for line in lines if line.startswith("RAY_AUTH_"))
+
+    def ray_address(self) -> str:
+        """Where a driver joins the cluster."""
+        for pid in self.pids("--gcs-address="):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+            if address := re.search(r"--gcs-address=([\w.]+:\d+)", command):
+                return address[1]
+        raise AssertionError("no process says where the cluster is")
 
     def pids(self, title: str) -> list[int]:
         """Those of its processes whose command line contains `title`."""

@@ -1,4 +1,4 @@
-"""One cluster for all tests that do not need their own."""
+"""Clusters for all tests that do not need their own."""
 
 from __future__ import annotations
 
@@ -23,4 +23,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess
         replicas={"count": 2, "threads": 1},
         limits={"max_queued_requests": MAX_QUEUED},
     ) as it:
+        yield it
+
+
+REPLICAS = 3
+
+
+@pytest.fixture(scope="session")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
+    """Three replicas, for what needs others to choose from."""
+    with running(
+        tmp_path_factory.mktemp("three"),
+        model={"source": "embedded", "dtype": "float32"},
+        engine={"block_size": 16, "num_gpu_blocks_override": 256, "max_model_len": 1024},
+        replicas={"count": REPLICAS, "threads": 1},
+    ) as it:
+        it.wait_replicas(REPLICAS)
         yield it

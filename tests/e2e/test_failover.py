@@ -6,18 +6,18 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
 
-from tests.e2e.cluster_process import MODEL, ClusterProcess, running
+from tests.e2e.cluster_process import MODEL, ClusterProcess
+from tests.e2e.conftest import REPLICAS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-REPLICAS = 3
 STREAMS = 27
 """Nine a replica."""
 MAX_TOKENS = 72
@@ -25,18 +25,6 @@ DELIVERED = 8
 """Tokens that each stream has got when the replica goes."""
 PAUSE_S = 10.0
 """Far above what an idle machine needs (see README): tests may share theirs."""
-
-
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
-    """Three replicas in float32."""
-    with running(
-        tmp_path_factory.mktemp("three"),
-        model={"source": "embedded", "dtype": "float32"},
-        engine={"block_size": 16, "num_gpu_blocks_override": 256, "max_model_len": 1024},
-        replicas={"count": REPLICAS, "threads": 1},
-    ) as it:
-        yield it
 
 
 @dataclass

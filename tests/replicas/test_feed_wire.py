@@ -61,8 +61,8 @@ def test_every_field_arrives_in_its_own_place() -> None:
     assert feed_wire.unpack(read(feed_wire.greeting(greeting))) == greeting
     snapshot = FeedSnapshot(7, (b"d" * 16,), (b"h" * 16,), LOAD)
     assert feed_wire.unpack(read(feed_wire.snapshot(snapshot))) == snapshot
-    kinds = [(bytes([kind]) * 16,) for kind in range(5)]
-    step = FeedStep(8, BlockEvents(*kinds, cleared=True), LOAD)
+    a, b, c, d, e = ((bytes([kind]) * 16,) for kind in range(5))
+    step = FeedStep(8, BlockEvents(a, b, c, d, e, cleared=True), LOAD)
     assert feed_wire.unpack(read(feed_wire.step(step))) == step
 
 

@@ -1,11 +1,26 @@
-"""The load book: what is booked is released once, whatever happens to the request."""
+"""The load book: what is booked is released once, and no request is left out or counted twice."""
 
 from __future__ import annotations
 
+import random
+from dataclasses import dataclass, field
+
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.load_book import UNROUTED_LIFETIME_S, LoadBook
+from router.load_book import TRAVEL_S, UNROUTED_LIFETIME_S, LoadBook, Work
+
+REPLICAS = ["r0", "r1", "r2"]
+
+
+@dataclass
+class Booking:
+    replica: str
+    work: Work
+    booked_at: float
+    routed_at: float | None = None
+    shown: bool = False
 
 
 class LoadBookMachine(RuleBasedStateMachine):
@@ -15,48 +30,137 @@ class LoadBookMachine(RuleBasedStateMachine):
         super().__init__()
         self.book = LoadBook()
         self.now = 0.0
-        self.model: dict[str, tuple[str, int, float, bool]] = {}
+        self.model: dict[str, Booking] = {}
 
     ids = st.sampled_from("abcdef")
-    replicas = st.sampled_from(["r0", "r1", "r2"])
+    replicas = st.sampled_from(REPLICAS)
+    works = st.builds(Work, st.integers(1, 1000), st.integers(1, 3), st.integers(0, 50), st.just(1))
 
-    @rule(request=ids, replica=replicas, tokens=st.integers(0, 1000))
-    def book_it(self, request: str, replica: str, tokens: int) -> None:
-        self.book.book(request, replica, tokens, self.now)
-        self.model[request] = (replica, tokens, self.now, False)
+    @rule(call=ids, replica=replicas, work=works)
+    def book_it(self, call: str, replica: str, work: Work) -> None:
+        self.book.book(call, replica, work, self.now)
+        self.model[call] = Booking(replica, work, self.now)
 
-    @rule(request=ids)
-    def confirm(self, request: str) -> None:
-        self.book.confirm(request)
-        if request in self.model:
-            self.model[request] = (*self.model[request][:3], True)
+    @rule(call=ids, replica=replicas)
+    def routed(self, call: str, replica: str) -> None:
+        self.book.routed(call, replica, self.now)
+        booking = self.model.get(call)
+        if booking is not None and booking.routed_at is None:
+            booking.replica, booking.routed_at = replica, self.now
 
-    @rule(request=ids)
-    def release(self, request: str) -> None:
-        self.book.release(request)
-        self.model.pop(request, None)
+    @rule(replica=replicas, ago=st.floats(0, 1))
+    def settle(self, replica: str, ago: float) -> None:
+        self.book.settle(replica, self.now - ago)
+        for booking in self.model.values():
+            if booking.replica == replica and booking.routed_at is not None:
+                booking.shown |= booking.routed_at + TRAVEL_S <= self.now - ago
 
-    @rule(seconds=st.floats(0, 2 * UNROUTED_LIFETIME_S))
+    @rule(call=ids)
+    def release(self, call: str) -> None:
+        self.book.release(call)
+        self.model.pop(call, None)
+
+    @rule(seconds=st.floats(0, 1) | st.floats(0, 2 * UNROUTED_LIFETIME_S))
     def expire(self, seconds: float) -> None:
         self.now += seconds
         self.book.expire(self.now)
         self.model = {
-            request: booking
-            for request, booking in self.model.items()
-            if booking[3] or self.now - booking[2] <= UNROUTED_LIFETIME_S
+            call: booking
+            for call, booking in self.model.items()
+            if booking.routed_at is not None or self.now - booking.booked_at <= UNROUTED_LIFETIME_S
         }
 
     @rule(replica=replicas)
     def drop(self, replica: str) -> None:
         self.book.drop(replica)
-        self.model = {r: b for r, b in self.model.items() if b[0] != replica}
+        self.model = {c: b for c, b in self.model.items() if b.replica != replica}
 
     @invariant()
-    def counts_agree(self) -> None:
-        for replica in ("r0", "r1", "r2"):
-            booked = [b for b in self.model.values() if b[0] == replica]
+    def sums_agree(self) -> None:
+        assert len(self.book) == len(self.model)
+        for replica in REPLICAS:
+            booked = [b for b in self.model.values() if b.replica == replica]
+            assert self.book.all(replica) == total([b.work for b in booked])
+            assert self.book.unseen(replica) == total([b.work for b in booked if not b.shown])
             assert self.book.requests(replica) == len(booked)
-            assert self.book.tokens(replica) == sum(b[1] for b in booked)
 
 
 TestLoadBook = LoadBookMachine.TestCase
+
+
+def total(works: list[Work]) -> Work:
+    if not works:
+        return Work(requests=0)
+    return Work(*(sum(column) for column in zip(*works, strict=True)))
+
+
+@dataclass
+class Replica:
+    """Takes in what has arrived, works for a while, reports what it has: again and again.
+
+    It finishes nothing, so that what it has is what it was sent.
+    """
+
+    queue: list[tuple[float, str]] = field(default_factory=list)
+    known: set[str] = field(default_factory=set)
+
+    def step(self, begin: float) -> None:
+        self.known |= {call for arrival, call in self.queue if arrival <= begin}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("step_s", [0.005, 0.1, 2.0])
+def test_no_request_is_left_out_and_none_counted_twice_for_long(seed: int, step_s: float) -> None:
+    """At any time a request is in the replica's last report, or unseen, or both: the latter only
+    while one report after its acceptance is awaited."""
+    rng = random.Random(seed)
+    book, replica = LoadBook(), Replica()
+    now, previous_at, received_at = 0.0, -1.0, 0.0
+    routed: dict[str, float] = {}
+    reported: set[str] = set()
+    for number in range(200):
+        begin, now = now, now + rng.uniform(0.2, 1.0) * step_s
+        replica.step(begin)
+        times = sorted(rng.uniform(begin, now) for _ in range(rng.choice([0, 0, 1, 3])))
+        for sent, at in enumerate(times):
+            call = f"{number}.{sent}"
+            book.book(call, "r", Work(10, 1, 5), at)
+            replica.queue.append((at + rng.uniform(0, 0.9) * TRAVEL_S, call))
+            book.routed(call, "r", at)
+            routed[call] = at
+        previous_at, received_at = received_at, now
+        reported = set(replica.known)
+        book.settle("r", previous_at)
+        unseen = {call for call in routed if _is_unseen(book, call)}
+        assert reported | unseen == routed.keys()
+        for call in reported & unseen:
+            assert routed[call] + TRAVEL_S > previous_at
+    assert len(routed) > 100
+
+
+def _is_unseen(book: LoadBook, call: str) -> bool:
+    return not book._bookings[call].shown
+
+
+def test_a_booking_counts_until_the_second_report_after_its_acceptance() -> None:
+    book = LoadBook()
+    book.book("a", "r", Work(100, 1, 10), now=0.0)
+    book.settle("r", before=5.0)
+    assert book.unseen("r").prefill_tokens == 100, "nobody accepted it yet"
+    book.routed("a", "r", now=1.0)
+    book.settle("r", before=1.0)
+    assert book.unseen("r").prefill_tokens == 100, "the report may be from before its arrival"
+    book.settle("r", before=1.0 + TRAVEL_S)
+    assert book.unseen("r").prefill_tokens == 0
+    assert book.requests("r") == 1
+    book.release("a")
+    assert (book.unseen("r"), book.all("r")) == (Work(requests=0), Work(requests=0))
+
+
+def test_a_call_that_went_elsewhere_counts_there() -> None:
+    book = LoadBook()
+    book.book("a", "r0", Work(100, 1, 10), now=0.0)
+    book.routed("a", "r1", now=1.0)
+    assert (book.requests("r0"), book.requests("r1")) == (0, 1)
+    book.settle("r1", before=2.0)
+    assert book.unseen("r1").prefill_tokens == 0

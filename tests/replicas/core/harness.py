@@ -318,8 +318,8 @@ class Replica:
         kv, found = self.scheduler.kv, self._found
         found.apply(self._events.take())
         assert found.device == set(kv.pool.digests)
-        shared = kv.offloader is not None and kv.caching
-        assert found.host == (set(kv.offloader.tier.digests) if shared else set())
+        tier = kv.offloader.tier if kv.offloader is not None and kv.caching else None
+        assert found.host == (set() if tier is None else set(tier.digests))
 
     def _lacks_progress(self, key: ChoiceKey) -> bool:
         progress = len(self.outputs[key]) - self._outputs_at_admission[key]

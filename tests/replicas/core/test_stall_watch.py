@@ -37,7 +37,7 @@ def test_the_wait_is_what_the_running_ones_have_to_come() -> None:
     while not told:
         told = waits(replica)
     left = 9 - len(replica.outputs["a", 0])
-    step_s = replica.scheduler.costs.decode_step_s
+    step_s = replica.scheduler.costs.decode.seconds
     assert told[0].wait_s == left * step_s > 0
 
 

@@ -9,7 +9,7 @@ from replicas.engine.engine import Engine
 from replicas.host_store import InProcessStore
 from tests.replicas.engine.driver import ask, make_engine, serve
 from tests.replicas.engine.slow_host import slow
-from tests.replicas.engine.test_preemption import SAMPLED, tight
+from tests.replicas.engine.test_preemption import tight
 from tests.replicas.engine.tiny_models import Twin, random_prompt
 
 
@@ -27,7 +27,7 @@ def run(engine: Engine) -> tuple[FindableBlocks, int]:
 def test_events_add_up_to_what_the_engine_has(llama: Twin) -> None:
     engine = tight(llama, 20, "swap", make_copier=slow(2))
     for i in range(12):
-        engine.add(ask(str(i), random_prompt(12 + i, i), 24, **SAMPLED))
+        engine.add(ask(str(i), random_prompt(12 + i, i), 24, temperature=1.0))
     found, restored = run(engine)
     snapshot = engine.snapshot()
     assert engine.stats.swaps > 5

@@ -1,0 +1,124 @@
+"""Placement on the real cluster: by the KV that is there, and by what waits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from tests.e2e.cluster_process import MODEL, ROOT, ClusterProcess
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+FAMILIES = 6
+PREFIX = "A long preamble that everybody sends: be brief, be kind, and never make things up. " * 20
+"""Some 400 tokens."""
+
+
+async def ask(it: AsyncOpenAI, prompt: str, max_tokens: int = 4) -> dict[str, Any]:
+    """The receipt, with the replica's placement."""
+    answer = await it.completions.create(
+        model=MODEL,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        temperature=0,
+        extra_headers={"X-Quire-Explain": "1"},
+        extra_body={"ignore_eos": True},
+    )
+    assert answer.usage is not None
+    receipt: dict[str, Any] = answer.usage.to_dict()["quire"]  # type: ignore[assignment]
+    return receipt
+
+
+def client(cluster: ClusterProcess) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", timeout=300, max_retries=0)
+
+
+def test_a_decision_explains_itself_where_it_is_asked_to(three: ClusterProcess) -> None:
+    async def run() -> tuple[dict[str, Any], dict[str, Any]]:
+        async with client(three) as it:
+            asked = await ask(it, "Why here?")
+            plain = await it.completions.create(model=MODEL, prompt="Why here?", max_tokens=1)
+            assert plain.usage is not None
+            return asked, plain.usage.to_dict()["quire"]  # type: ignore[return-value]
+
+    asked, plain = asyncio.run(run())
+    assert "placements" not in plain
+    (placement,) = asked["placements"]
+    assert len(placement["ranked"]) == len(placement["terms"]) == 3
+    assert placement["chosen"] == placement["ranked"][0]
+    assert (placement["policy"], placement["stale"]) == ("prefix_aware", False)
+    for terms in placement["terms"]:
+        assert terms["cost_s"] == pytest.approx(
+            sum(terms[f"{name}_s"] for name in ("wait", "work", "later", "decode", "preempt"))
+        )
+
+
+def test_families_of_prompts_stay_where_their_prefix_is(three: ClusterProcess) -> None:
+    async def run() -> list[list[dict[str, Any]]]:
+        async with client(three) as it:
+            rounds = []
+            for number in range(4):
+                prompts = [f"Family {f}. {PREFIX} Member {number}." for f in range(FAMILIES)]
+                rounds.append(await asyncio.gather(*(ask(it, prompt) for prompt in prompts)))
+            return rounds
+
+    first, *later = asyncio.run(run())
+    homes = [receipt["placements"][0]["chosen"] for receipt in first]
+    assert len(set(homes)) == 3, "each replica got some"
+    stayed = [
+        receipt["placements"][0]["chosen"] == home
+        for receipts in later
+        for receipt, home in zip(receipts, homes, strict=True)
+    ]
+    assert sum(stayed) >= 0.9 * len(stayed)
+    cached = [receipt["cached_tokens"] for receipts in later for receipt in receipts]
+    assert sum(tokens >= 320 for tokens in cached) >= 0.9 * len(cached)
+
+
+def test_one_popular_prefix_does_not_overload_its_holder(three: ClusterProcess) -> None:
+    async def run() -> list[dict[str, Any]]:
+        async with client(three) as it:
+            await ask(it, f"Popular. {PREFIX}")
+            prompts = [f"Popular. {PREFIX} Reader {number}." for number in range(40)]
+            return await asyncio.gather(*(ask(it, prompt, 16) for prompt in prompts))
+
+    receipts = asyncio.run(run())
+    shares = Counter(receipt["placements"][0]["chosen"] for receipt in receipts)
+    print(f"40 requests of one prefix: {sorted(shares.values())}")
+    for r in receipts:
+        print(r["placements"])
+    assert min(shares.values()) >= 10, shares
+    assert max(shares.values()) <= 17, shares
+
+
+def test_an_ingress_that_joins_late_knows_where_the_prefixes_are(three: ClusterProcess) -> None:
+    async def run() -> str:
+        async with client(three) as it:
+            chosen: str = (await ask(it, f"Early. {PREFIX}"))["placements"][0]["chosen"]
+            return chosen
+
+    home = asyncio.run(run())
+    script = Path(__file__).with_name("late_ingress.py")
+    done = subprocess.run(
+        [sys.executable, str(script), three.ray_address(), f"Early. {PREFIX} Late."],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | three.ray_environment() | {"PYTHONPATH": str(ROOT)},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(f"a late ingress was blind for {found['blind_s']:.2f} s")
+    assert found["hit"] >= 320
+    assert found["chosen"] == home
