@@ -84,6 +84,7 @@ def build(config: ClusterConfig) -> Application:
                 revision=config.model.revision,
                 served_name=served_name,
                 limits=config.limits,
+                recording=config.recording,
                 follow=FollowLimits(
                     max_failovers=config.router.max_failovers,
                     patience_s=config.router.failover_patience_s,

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster import simulate_options
 from cluster.config_errors import ConfigError
 
 _DEFAULT_CONFIG = Path("configs/cluster.yaml")
@@ -78,6 +79,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     prepare.add_argument("--revision", help="branch, tag or commit of a Hugging Face id")
     prepare.set_defaults(run=_prepare)
+
+    simulate = commands.add_parser(
+        "simulate",
+        help="replay a trace over simulated replicas, to size a cluster or compare policies",
+        description="Replay a trace over simulated replicas: the real placement, scheduling, "
+        "prefix cache and host tier, over a device that computes nothing and a clock that a "
+        "roofline model of the GPU advances. Its latencies are estimates, good for comparisons.",
+        allow_abbrev=False,
+    )
+    simulate_options.configure(simulate)
+    simulate.set_defaults(run=_simulate)
     return parser
 
 
@@ -117,6 +129,16 @@ def _prepare(options: argparse.Namespace) -> int:
         _say(str(error))
         return _FAILURE
     return 0
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from cluster.simulate import run
+
+    try:
+        return run(options)
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return _FAILURE
 
 
 def _say(text: str) -> None:

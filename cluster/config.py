@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from cluster.config_errors import ConfigError
 from replicas.config import EngineConfig
@@ -116,6 +116,23 @@ class LimitsConfig(_Section):
     """Choices in one request: its prompts times `n`."""
 
 
+class RecordingConfig(_Section):
+    """A trace of what clients ask for, without what they say, for `quire simulate`."""
+
+    folder: Annotated[str, Field(min_length=1)]
+    """Where each ingress writes a file of its own, in Mooncake's format: times, lengths and
+    block numbers that only tell which prompts began alike. An absolute path on its machine."""
+    max_mib: Annotated[float, Field(gt=0.0, le=1_048_576.0)] = 256.0
+    """MiB of a file; recording is over when it is full."""
+
+    @field_validator("folder")
+    @classmethod
+    def _check_folder(cls, value: str) -> str:
+        if not value.startswith("/"):
+            raise ValueError(f"{value!r} is not an absolute path")
+        return value
+
+
 class ClusterConfig(_Section):
     """Everything under `args:` of a Serve config whose import_path is `cluster.app:build`."""
 
@@ -129,6 +146,8 @@ class ClusterConfig(_Section):
     """How many replicas there are."""
     limits: LimitsConfig = LimitsConfig()
     """What an ingress accepts."""
+    recording: RecordingConfig | None = None
+    """Whether a trace is recorded, and where; null records none."""
 
     def to_yaml(self) -> str:
         """Every option as it is in effect, defaults filled in."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 from cluster.follower import Dispatcher, Follower, FollowLimits
@@ -25,11 +26,20 @@ class FailoverBackend:
     ids apart, computes their KV (or finds it), and draws on.
     """
 
-    def __init__(self, dispatcher: Dispatcher, limits: FollowLimits, max_requests: int) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        limits: FollowLimits,
+        max_requests: int,
+        note: Callable[[GenerateRequest, int, float], None] = lambda *_: None,
+    ) -> None:
+        """`note(request, output tokens, arrival)` is told of each request that has ended; the
+        arrival is in seconds of the event loop's clock."""
         self.hops = Hops()
         self._dispatcher = dispatcher
         self._limits = limits
         self._max_requests = max_requests
+        self._note = note
         self._open: dict[str, Follower] = {}
 
     async def generate(
@@ -43,6 +53,7 @@ class FailoverBackend:
         """
         if len(self._open) >= self._max_requests:
             raise QueueFull(f"{self._max_requests} requests are in work already")
+        arrived_at = asyncio.get_running_loop().time()
         follower = Follower(request, self._dispatcher, self._limits)
         self._open[request.request_id] = follower
         try:
@@ -53,6 +64,7 @@ class FailoverBackend:
             del self._open[request.request_id]
             self.hops.failovers += follower.failovers
             self.hops.moves += follower.moves
+            self._note(request, follower.output_tokens, arrived_at)
             await follower.close()
 
     def abort(self, request_id: str, choice: int) -> None:

@@ -87,6 +87,11 @@ class Follower:
         """Whether every choice has had its last delta."""
         return self._progress.finished
 
+    @property
+    def output_tokens(self) -> int:
+        """Of all choices so far."""
+        return self._progress.output_tokens
+
     async def step(self) -> list[TokenDelta]:
         """Wait for something to happen; gives what there is for the client, perhaps nothing.
 

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -17,11 +18,12 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from cluster import metrics
-from cluster.config import LimitsConfig
+from cluster.config import LimitsConfig, RecordingConfig
 from cluster.failover import FailoverBackend
 from cluster.follower import FollowLimits
 from cluster.http import create_app
 from cluster.openai.service import Limits, Service
+from cluster.recording import TraceRecorder
 from cluster.replica_backend import ReplicaBackend
 from cluster.reply_listener import ReplyListener
 from cluster.tokenizer import Tokenizer
@@ -35,6 +37,9 @@ ANSWER_TIMEOUT_S = 2.0
 """How long replicas may take to answer /health and /metrics: their loops never compute."""
 
 
+RECORDER_CLOSE_S = 2.0
+
+
 @dataclass(frozen=True, slots=True)
 class IngressSettings:
     """What an ingress is built from; plain values that travel."""
@@ -44,6 +49,7 @@ class IngressSettings:
     served_name: str
     limits: LimitsConfig
     follow: FollowLimits
+    recording: RecordingConfig | None
 
 
 @serve.ingress()
@@ -61,8 +67,12 @@ class Ingress:
         await listener.start()
         folder = await asyncio.to_thread(sources.resolve, settings.source, settings.revision)
         limits = settings.limits
+        self._recorder = _recorder(settings.recording)
         self._backend = FailoverBackend(
-            ReplicaBackend(replicas, listener), settings.follow, limits.max_queued_requests
+            ReplicaBackend(replicas, listener),
+            settings.follow,
+            limits.max_queued_requests,
+            *([] if self._recorder is None else [self._recorder.note]),
         )
         self._service = Service(
             model_names=(settings.served_name,),
@@ -119,6 +129,12 @@ class Ingress:
             )
         )
 
+    def __del__(self) -> None:
+        """Serve calls it when the ingress is to end: nothing is served any more."""
+        recorder = getattr(self, "_recorder", None)  # there is none where __init__ failed
+        if recorder is not None:
+            recorder.close(RECORDER_CLOSE_S)
+
     async def _ask_all(self, method: str) -> list[Any]:
         try:
             answers = await self._replicas.broadcast(method).results_async(
@@ -127,3 +143,17 @@ class Ingress:
         except (TimeoutError, DeploymentUnavailableError):
             return []
         return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+def _recorder(config: RecordingConfig | None) -> TraceRecorder | None:
+    """An ingress serves without one if its file cannot be made."""
+    if config is None:
+        return None
+    try:
+        started_at = asyncio.get_running_loop().time()
+        recorder = TraceRecorder(Path(config.folder), config.max_mib, started_at)
+    except OSError as error:
+        logger.warning("no trace is recorded: %s", error)
+        return None
+    logger.info("recording a trace: %s", recorder.path)
+    return recorder

@@ -53,6 +53,11 @@ class Progress:
         return all(choice.ended for choice in self._choices)
 
     @property
+    def output_tokens(self) -> int:
+        """Of all choices so far."""
+        return sum(len(choice.output_token_ids) for choice in self._choices)
+
+    @property
     def has_unwanted(self) -> bool:
         """Whether a choice that nobody wants any more has not ended yet."""
         return any(choice.unwanted and not choice.ended for choice in self._choices)

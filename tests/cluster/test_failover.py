@@ -280,6 +280,24 @@ def test_a_cancellation_ends_the_try_and_is_not_swallowed() -> None:
     run(scenario)
 
 
+def test_each_ended_request_is_noted_with_all_its_tokens() -> None:
+    async def scenario() -> None:
+        noted: list[tuple[str, int, float]] = []
+        backend = FailoverBackend(
+            Replicas(2),
+            LIMITS,
+            8,
+            lambda data, count, at: noted.append((data.request_id, count, at)),
+        )
+        before = asyncio.get_running_loop().time()
+        await collect(backend, request(n=2))
+        ((name, count, at),) = noted
+        assert (name, count) == ("r", 10)
+        assert before <= at <= asyncio.get_running_loop().time()
+
+    run(scenario)
+
+
 def test_no_more_requests_than_allowed_are_open() -> None:
     async def scenario() -> None:
         backend = FailoverBackend(Replicas(), LIMITS, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -30,13 +31,20 @@ REPLICAS = 3
 
 
 @pytest.fixture(scope="session")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `three` records."""
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="session")
+def three(tmp_path_factory: pytest.TempPathFactory, traces: Path) -> Iterator[ClusterProcess]:
     """Three replicas, for what needs others to choose from."""
     with running(
         tmp_path_factory.mktemp("three"),
         model={"source": "embedded", "dtype": "float32"},
         engine={"block_size": 16, "num_gpu_blocks_override": 256, "max_model_len": 1024},
         replicas={"count": REPLICAS, "threads": 1},
+        recording={"folder": str(traces)},
     ) as it:
         it.wait_replicas(REPLICAS)
         yield it

@@ -67,6 +67,21 @@ async def complete(it: AsyncOpenAI, prompt: str, max_tokens: int) -> tuple[str, 
     return answer.choices[0].text, answer.usage.to_dict()
 
 
+async def stream(cluster: ClusterProcess, prompt: str, kill: int | None = None) -> str:
+    """The text; a process is killed once some of it has come."""
+    async with AsyncOpenAI(
+        base_url=f"{cluster.url}/v1", api_key="none", timeout=600, max_retries=0
+    ) as it:
+        parts = []
+        async for chunk in await it.completions.create(
+            model=MODEL, prompt=prompt, max_tokens=40, temperature=0, stream=True
+        ):
+            parts.append(chunk.choices[0].text)
+            if kill is not None and len(parts) == 8:
+                os.kill(kill, signal.SIGKILL)
+        return "".join(parts)
+
+
 def test_swapped_answers_are_those_of_quiet_ones(tight: ClusterProcess) -> None:
     prompts = [f"Story number {i}. " + "The fox and the hare walked on. " * 3 for i in range(8)]
 
@@ -114,7 +129,10 @@ def test_host_memory_outlives_the_replica_and_the_keeper(tight: ClusterProcess) 
     assert before["host_blocks"] > 0
 
     (replica,) = tight.pids("ServeReplica:quire:Replica")
-    os.kill(replica, signal.SIGKILL)
+    story = "A story of a single replica."
+    quiet = asyncio.run(stream(tight, story))
+    # The only replica goes in the middle: its successor finishes what it had begun.
+    assert asyncio.run(stream(tight, story, kill=replica)) == quiet
     deadline = time.monotonic() + READY_S
     while tight.pids("ServeReplica:quire:Replica") in ([], [replica]):
         assert time.monotonic() < deadline, tight.log()

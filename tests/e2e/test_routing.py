@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from tests.e2e.cluster_process import MODEL, ROOT, ClusterProcess
+from tests.e2e.cluster_process import BIN, MODEL, ROOT, ClusterProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -122,3 +123,23 @@ def test_an_ingress_that_joins_late_knows_where_the_prefixes_are(three: ClusterP
     print(f"a late ingress was blind for {found['blind_s']:.2f} s")
     assert found["hit"] >= 320
     assert found["chosen"] == home
+
+
+def test_what_was_recorded_can_be_simulated(three: ClusterProcess, traces: Path) -> None:
+    async def run() -> None:
+        async with client(three) as it:
+            await ask(it, f"Recorded. {PREFIX}", max_tokens=7)
+
+    asyncio.run(run())
+    (trace,) = traces.iterdir()
+    deadline = time.monotonic() + 10
+    while '"output_length": 7' not in trace.read_text():
+        assert time.monotonic() < deadline, trace.read_text()
+        time.sleep(0.1)
+    assert "Recorded" not in trace.read_text()
+    line = [str(BIN / "quire"), "simulate", "--trace", str(trace), "--replicas", "2", "--json"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    requests = len(trace.read_text().splitlines())
+    assert json.loads(done.stdout)
+    assert requests >= 1
