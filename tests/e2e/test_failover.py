@@ -126,14 +126,14 @@ def late_words(seen: Seen) -> list[str]:
     raise AssertionError(f"nothing but repetition: {text!r}")
 
 
-def test_a_killed_replica_takes_nothing_with_it(three: ClusterProcess) -> None:
-    free, _ = asyncio.run(all_streams(three, {}, kill=False))
+def test_a_killed_replica_takes_nothing_with_it(cluster: ClusterProcess) -> None:
+    free, _ = asyncio.run(all_streams(cluster, {}, kill=False))
     stops = {number: late_words(seen) for number, seen in enumerate(free) if kind_of(number) == 3}
-    quiet, _ = asyncio.run(all_streams(three, stops, kill=False))
+    quiet, _ = asyncio.run(all_streams(cluster, stops, kill=False))
     assert all(quiet[number].reasons == {0: "stop"} for number in stops)
     assert all(seen.receipt["failovers"] == 0 for seen in quiet)
 
-    disturbed, killed_at = asyncio.run(all_streams(three, stops, kill=True))
+    disturbed, killed_at = asyncio.run(all_streams(cluster, stops, kill=True))
     moved = [number for number, seen in enumerate(disturbed) if seen.receipt["failovers"]]
     assert len(moved) >= 8
     assert len({kind_of(number) for number in moved}) >= 5

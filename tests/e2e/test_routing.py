@@ -43,9 +43,9 @@ def client(cluster: ClusterProcess) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", timeout=300, max_retries=0)
 
 
-def test_a_decision_explains_itself_where_it_is_asked_to(three: ClusterProcess) -> None:
+def test_a_decision_explains_itself_where_it_is_asked_to(cluster: ClusterProcess) -> None:
     async def run() -> tuple[dict[str, Any], dict[str, Any]]:
-        async with client(three) as it:
+        async with client(cluster) as it:
             asked = await ask(it, "Why here?")
             plain = await it.completions.create(model=MODEL, prompt="Why here?", max_tokens=1)
             assert plain.usage is not None
@@ -63,9 +63,9 @@ def test_a_decision_explains_itself_where_it_is_asked_to(three: ClusterProcess) 
         )
 
 
-def test_families_of_prompts_stay_where_their_prefix_is(three: ClusterProcess) -> None:
+def test_families_of_prompts_stay_where_their_prefix_is(cluster: ClusterProcess) -> None:
     async def run() -> list[list[dict[str, Any]]]:
-        async with client(three) as it:
+        async with client(cluster) as it:
             rounds = []
             for number in range(4):
                 prompts = [f"Family {f}. {PREFIX} Member {number}." for f in range(FAMILIES)]
@@ -85,36 +85,34 @@ def test_families_of_prompts_stay_where_their_prefix_is(three: ClusterProcess) -
     assert sum(tokens >= 320 for tokens in cached) >= 0.9 * len(cached)
 
 
-def test_one_popular_prefix_does_not_overload_its_holder(three: ClusterProcess) -> None:
+def test_one_popular_prefix_does_not_overload_its_holder(cluster: ClusterProcess) -> None:
     async def run() -> list[dict[str, Any]]:
-        async with client(three) as it:
+        async with client(cluster) as it:
             await ask(it, f"Popular. {PREFIX}")
             prompts = [f"Popular. {PREFIX} Reader {number}." for number in range(40)]
-            return await asyncio.gather(*(ask(it, prompt, 16) for prompt in prompts))
+            return await asyncio.gather(*(ask(it, prompt, 40) for prompt in prompts))
 
     receipts = asyncio.run(run())
     shares = Counter(receipt["placements"][0]["chosen"] for receipt in receipts)
     print(f"40 requests of one prefix: {sorted(shares.values())}")
-    for r in receipts:
-        print(r["placements"])
     assert min(shares.values()) >= 10, shares
     assert max(shares.values()) <= 17, shares
 
 
-def test_an_ingress_that_joins_late_knows_where_the_prefixes_are(three: ClusterProcess) -> None:
+def test_an_ingress_that_joins_late_knows_where_the_prefixes_are(cluster: ClusterProcess) -> None:
     async def run() -> str:
-        async with client(three) as it:
+        async with client(cluster) as it:
             chosen: str = (await ask(it, f"Early. {PREFIX}"))["placements"][0]["chosen"]
             return chosen
 
     home = asyncio.run(run())
     script = Path(__file__).with_name("late_ingress.py")
     done = subprocess.run(
-        [sys.executable, str(script), three.ray_address(), f"Early. {PREFIX} Late."],
+        [sys.executable, str(script), cluster.ray_address(), f"Early. {PREFIX} Late."],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=os.environ | three.ray_environment() | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | cluster.ray_environment() | {"PYTHONPATH": str(ROOT)},
         timeout=120,
         check=False,
     )
@@ -125,9 +123,9 @@ def test_an_ingress_that_joins_late_knows_where_the_prefixes_are(three: ClusterP
     assert found["chosen"] == home
 
 
-def test_what_was_recorded_can_be_simulated(three: ClusterProcess, traces: Path) -> None:
+def test_what_was_recorded_can_be_simulated(cluster: ClusterProcess, traces: Path) -> None:
     async def run() -> None:
-        async with client(three) as it:
+        async with client(cluster) as it:
             await ask(it, f"Recorded. {PREFIX}", max_tokens=7)
 
     asyncio.run(run())

@@ -13,6 +13,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.e2e.cluster_process import MODEL, ClusterProcess
+from tests.e2e.conftest import REPLICAS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -38,12 +39,12 @@ def counter(cluster: ClusterProcess, name: str) -> float:
 
 
 def assert_idle(cluster: ClusterProcess) -> None:
-    """Within seconds nothing runs, waits or holds a block, on both replicas."""
+    """Within seconds nothing runs, waits or holds a block, on all replicas."""
     deadline = time.monotonic() + IDLE_S
     while True:
         found = snapshots(cluster)
         busy = [s for s in found.values() if s["running"] or s["waiting"] or s["used_blocks"]]
-        if len(found) == 2 and not busy:
+        if len(found) == REPLICAS and not busy:
             return
         assert time.monotonic() < deadline, found
         time.sleep(0.2)
@@ -69,7 +70,7 @@ def test_a_chat_streams_to_the_official_client(cluster: ClusterProcess) -> None:
     assert whole.usage.completion_tokens <= 24
 
 
-def test_sixteen_streams_at_once_on_both_replicas(cluster: ClusterProcess) -> None:
+def test_sixteen_streams_at_once_on_all_replicas(cluster: ClusterProcess) -> None:
     prompts = [f"Number {i} is followed by number" for i in range(STREAMS)]
 
     async def run() -> list[str]:
@@ -83,7 +84,7 @@ def test_sixteen_streams_at_once_on_both_replicas(cluster: ClusterProcess) -> No
     served = re.findall(
         r'request_success_total{engine="(\w+)",finished_reason="length"\S* (\S+)', text
     )
-    assert {engine for engine, count in served if float(count) >= 4} == set(before)
+    assert {engine for engine, count in served if float(count) >= 2} == set(before)
     assert_idle(cluster)
 
     async def alone() -> str:
@@ -117,7 +118,7 @@ def test_choices_and_batches_come_complete_and_in_order(cluster: ClusterProcess)
 def test_a_seed_gives_the_same_text_on_either_replica(cluster: ClusterProcess) -> None:
     it = OpenAI(base_url=f"{cluster.url}/v1", api_key="none", timeout=120)
     texts = set()
-    for _ in range(4):  # the router takes turns between equals
+    for _ in range(4):  # which of the replicas, is not fixed
         answer = it.completions.create(
             model=MODEL, prompt="Once", seed=11, max_tokens=12, temperature=1.0
         )
@@ -222,5 +223,15 @@ def test_metrics_bear_the_names_that_dashboards_read(cluster: ClusterProcess) ->
         "vllm:iteration_tokens_total_bucket",
         "vllm:request_num_preemptions_bucket",
     ):
-        assert len(set(re.findall(rf'^{name}{{.*engine="(\w+)"', text, re.MULTILINE))) == 2, name
+        engines = set(re.findall(rf'^{name}{{.*engine="(\w+)"', text, re.MULTILINE))
+        assert len(engines) == REPLICAS, name
+    for name in (
+        "quire:placements_total",
+        "quire:stale_placements_total",
+        "quire:placement_seconds_bucket",
+        "quire:prefix_index_blocks",
+        "quire:failovers_total",
+        "quire:moves_total",
+    ):
+        assert re.search(rf"^{name}[ {{]", text, re.MULTILINE), name
     assert text.count("# TYPE vllm:num_preemptions_total") == 1
