@@ -187,6 +187,31 @@ def test_bursts_of_requests_cancelled_at_once_do_not_run_on(cluster: ClusterProc
     assert counter(cluster, "vllm:generation_tokens_total") == generated
 
 
+def test_health_answers_while_long_prompts_are_computed(cluster: ClusterProcess) -> None:
+    """Real work is no reason to be taken for dead: compute never holds the replica's loop."""
+    before = set(snapshots(cluster))
+    waits: list[float] = []
+
+    async def run() -> None:
+        async with client(cluster) as it, httpx.AsyncClient(timeout=30) as watcher:
+            prompts = [f"{i} " + "It goes on without an end. " * 200 for i in range(6)]
+            work = asyncio.gather(
+                *(it.completions.create(model=MODEL, prompt=p, max_tokens=1) for p in prompts)
+            )
+            while not work.done():
+                begin = time.monotonic()
+                answer = await watcher.get(f"{cluster.url}/health")
+                waits.append(time.monotonic() - begin)
+                assert answer.status_code == 200
+                await asyncio.sleep(0.2)
+            await work
+
+    asyncio.run(run())
+    assert len(waits) >= 5
+    assert max(waits) < 3.0
+    assert set(snapshots(cluster)) == before, "a replica was restarted"
+
+
 def test_a_full_queue_says_when_to_come_back(cluster: ClusterProcess) -> None:
     async def run() -> list[httpx.Response]:
         body = {"model": MODEL, "prompt": "Wait", "max_tokens": 48, "ignore_eos": True}
