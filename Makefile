@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
 
-.PHONY: help setup serve test check fix bench bench-preempt bench-swap clean
+.PHONY: help setup serve test check fix bench bench-preempt bench-swap bench-router clean
 
 help:
 	@echo 'make setup    create $(VENV) and convert the embedded model'
@@ -23,6 +23,7 @@ help:
 	@echo 'make bench    measure; ARGS= go to the benchmark'
 	@echo 'make bench-preempt  measure what a shortage of KV costs'
 	@echo 'make bench-swap     measure copies to and from host memory'
+	@echo 'make bench-router   measure placement on a trace: ARGS="--trace FILE"'
 	@echo 'make clean    remove $(VENV) and caches'
 
 setup: $(SETUP)
@@ -52,6 +53,9 @@ bench-preempt: $(SETUP)
 
 bench-swap: $(SETUP)
 	$(BIN)/python -m tests.benchmarks.swap $(ARGS)
+
+bench-router: $(SETUP)
+	$(BIN)/python -m tests.benchmarks.router $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

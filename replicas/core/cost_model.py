@@ -83,7 +83,8 @@ class CostModel:
         reading the weights in any case.
         """
         if prefill_tokens == 0:
-            self.decode.observe(decoding, seconds)
+            if decoding:  # else it only waited for copies
+                self.decode.observe(decoding, seconds)
             return 0.0
         decode_s = self.decode.of(decoding) if decoding else 0.0
         margin = max(seconds - decode_s, _MIN_PREFILL_SHARE * seconds)

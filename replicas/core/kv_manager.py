@@ -157,8 +157,6 @@ class KVManager:
         filled: dict[int, int] = {}
         for choice in running:
             full, rest = divmod(choice.num_computed_tokens, self.block_size)
-            for block in choice.blocks[:full]:
-                filled[block] = self.block_size
             for block in choice.blocks[full:]:
                 filled[block] = max(filled.get(block, 0), rest)
                 rest = 0
