@@ -12,6 +12,9 @@ from router.prefix_index import NO_HIT, Hit
 from router.replica_states import ReplicaState
 
 _GUESS = Rates()
+HALF_SPEED_BATCH = 64
+"""Choices at which a decode step is taken to last twice as long as with none, until the replica
+has measured what one more choice adds: step / (64 + running)."""
 _GUESSED_STEP_S = 0.03
 """Of a decoding step, while nobody has made one."""
 
@@ -27,22 +30,17 @@ class Typical(NamedTuple):
     @classmethod
     def of(cls, states: Iterable[ReplicaState]) -> Typical:
         """From those that measured."""
-        prefill, read, step = [], [], []
-        for state in states:
-            load = state.load
-            prefill.append(load.prefill_tokens_per_s)
-            read.append(load.read_bytes_per_s)
-            step.append(load.decode_step_s)
+        loads = [state.load for state in states]
         return cls(
-            _mean(prefill) or _GUESS.prefill_tokens,
-            _mean(read) or _GUESS.read_bytes,
-            _mean(step) or _GUESSED_STEP_S,
+            _mean([load.prefill_tokens_per_s for load in loads]) or _GUESS.prefill_tokens,
+            _mean([load.read_bytes_per_s for load in loads]) or _GUESS.read_bytes,
+            _mean([load.decode_step_s for load in loads]) or _GUESSED_STEP_S,
         )
 
 
 def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if value > 0]
-    return sum(known) / len(known) if known else 0.0
+    total = sum(values)
+    return total / sum(map(bool, values)) if total else 0.0
 
 
 def candidates(
@@ -60,9 +58,8 @@ def candidates(
         if state is None:
             found.append(_unknown(replica, book.all(replica), work, typical))
         else:
-            book.settle(replica, state.previous_at)
-            hit = hits.get(replica, NO_HIT)
-            found.append(_known(state, hit, book.unseen(replica), work, typical))
+            unseen = book.unseen(replica, state.previous_at)
+            found.append(_known(state, hits.get(replica, NO_HIT), unseen, work, typical))
     return found
 
 
@@ -77,33 +74,39 @@ def _unknown(replica: str, booked: Work, work: Work, typical: Typical) -> Candid
         uncached_tokens=work.prefill_tokens,
         prefill_tokens_per_s=typical.prefill_tokens_per_s,
         decode_step_s=typical.decode_step_s,
+        decode_choice_s=typical.decode_step_s / (HALF_SPEED_BATCH + booked.choices),
     )
 
 
 def _known(state: ReplicaState, hit: Hit, unseen: Work, work: Work, typical: Typical) -> Candidate:
     load, engine = state.load, state.greeting.engine
     size, tokens = engine.block_size, work.prefill_tokens
-    # One token is always computed, and what is read from the host stops short of it too.
-    device = min(hit.device * size, tokens - 1)
-    host = min(hit.host * size, tokens - 1 - device)
-    block_bytes = engine.block_bytes or 1
+    device = host = 0
+    if hit is not NO_HIT:
+        # One token is always computed, and what is read from the host stops short of it too.
+        device = min(hit.device * size, tokens - 1)
+        host = min(hit.host * size, tokens - 1 - device)
     queued = load.queued_tokens + unseen.prefill_tokens
+    running = load.running + unseen.choices
     outputs = load.expected_tokens + unseen.output_tokens + work.output_tokens
+    tokens_a_byte = size / (engine.block_bytes or 1)
+    step_s = load.decode_step_s or typical.decode_step_s
+    # By position: a thousand of these with keywords take half a millisecond more.
     return Candidate(
-        replica=state.greeting.replica_id,
-        queued_tokens=queued,
-        running=load.running + unseen.choices,
-        in_flight=load.running + load.waiting + unseen.choices,
-        device_tokens=device,
-        host_tokens=host,
-        uncached_tokens=tokens - device - host,
-        filled_tokens=load.used_blocks * size + queued + tokens + outputs,
-        kv_tokens=engine.kv_tokens,
-        prefill_tokens_per_s=load.prefill_tokens_per_s or typical.prefill_tokens_per_s,
-        read_tokens_per_s=(load.read_bytes_per_s or typical.read_bytes_per_s) * size / block_bytes,
-        written_tokens_per_s=load.written_bytes_per_s * size / block_bytes
-        if engine.host_blocks
-        else 0.0,
-        decode_step_s=load.decode_step_s or typical.decode_step_s,
-        preemptions_per_s=state.preemptions_per_s,
+        state.greeting.replica_id,
+        True,
+        queued,
+        running,
+        running + load.waiting,
+        device,
+        host,
+        tokens - device - host,
+        load.used_blocks * size + queued + tokens + outputs,
+        engine.num_blocks * size,
+        load.prefill_tokens_per_s or typical.prefill_tokens_per_s,
+        (load.read_bytes_per_s or typical.read_bytes_per_s) * tokens_a_byte,
+        load.written_bytes_per_s * tokens_a_byte if engine.host_blocks else 0.0,
+        step_s,
+        load.decode_choice_s or step_s / (HALF_SPEED_BATCH + running),
+        state.preemptions_per_s,
     )

@@ -22,25 +22,11 @@ class Work(NamedTuple):
     """Of all choices, as expected."""
     requests: int = 1
 
+    def plus(self, other: Work, sign: int = 1) -> Work:
+        return Work(*(mine + sign * its for mine, its in zip(self, other, strict=True)))
 
-@dataclass(slots=True)
-class _Sum:
-    """Of bookings."""
 
-    prefill_tokens: int = 0
-    choices: int = 0
-    output_tokens: int = 0
-    requests: int = 0
-
-    def add(self, work: Work, sign: int = 1) -> None:
-        self.prefill_tokens += sign * work.prefill_tokens
-        self.choices += sign * work.choices
-        self.output_tokens += sign * work.output_tokens
-        self.requests += sign * work.requests
-
-    @property
-    def work(self) -> Work:
-        return Work(self.prefill_tokens, self.choices, self.output_tokens, self.requests)
+NO_WORK = Work(requests=0)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,8 +44,8 @@ class _Booking:
 class _Page:
     """The bookings on one replica."""
 
-    all: _Sum = field(default_factory=_Sum)
-    unseen: _Sum = field(default_factory=_Sum)
+    all: Work = NO_WORK
+    unseen: Work = NO_WORK
     arriving: deque[_Booking] = field(default_factory=deque)
     """Routed and perhaps not shown yet, in the order of routing."""
 
@@ -68,7 +54,7 @@ class LoadBook:
     """Bookings by call: made when a replica is chosen, not when the call arrives there, so that
     requests placed at the same moment see each other.
 
-    A booking stands in for its request until the replica's own figures contain it (`settle`), so
+    A booking stands in for its request until the replica's own figures contain it (`unseen`), so
     that no request is left out. As nobody can know in which of two successive reports a request
     appears first, it may be counted twice in the one between; never for longer.
     """
@@ -100,27 +86,21 @@ class LoadBook:
         booking.routed_at = now
         self._pages[replica].arriving.append(booking)
 
-    def settle(self, replica: str, before: float) -> None:
-        """The replica's figures contain all that was in its queue at `before`."""
-        page = self._pages.get(replica)
-        if page is None:
-            return
-        arriving = page.arriving
-        while arriving and (arriving[0].routed_at or 0.0) + TRAVEL_S <= before:
-            booking = arriving.popleft()
-            if self._bookings.get(booking.call_id) is booking:
-                booking.shown = True
-                page.unseen.add(booking.work, -1)
-
-    def release(self, call_id: str) -> None:
-        """The request has ended; unknown ones are fine."""
-        booking = self._bookings.pop(call_id, None)
+    def release(self, call_id: str, replica: str | None = None) -> bool:
+        """The request has ended, at `replica` where that is told. False where it is booked
+        elsewhere by now: a replica that refused it says that it has ended there. Unknown ones
+        are fine."""
+        booking = self._bookings.get(call_id)
         if booking is None:
-            return
+            return True
+        if replica not in (None, booking.replica):
+            return False
+        del self._bookings[call_id]
         page = self._pages[booking.replica]
-        page.all.add(booking.work, -1)
+        page.all = page.all.plus(booking.work, -1)
         if not booking.shown:
-            page.unseen.add(booking.work, -1)
+            page.unseen = page.unseen.plus(booking.work, -1)
+        return True
 
     def expire(self, now: float) -> None:
         """Release what was booked but never routed."""
@@ -139,12 +119,21 @@ class LoadBook:
     def all(self, replica: str) -> Work:
         """Everything in work on `replica`."""
         page = self._pages.get(replica)
-        return _NOTHING if page is None else page.all.work
+        return NO_WORK if page is None else page.all
 
-    def unseen(self, replica: str) -> Work:
-        """That part of it which the replica's own figures may not contain yet."""
+    def unseen(self, replica: str, before: float) -> Work:
+        """That part of it which the replica's own figures may not contain yet, where they do
+        contain all that was in its queue at `before`."""
         page = self._pages.get(replica)
-        return _NOTHING if page is None else page.unseen.work
+        if page is None:
+            return NO_WORK
+        arriving = page.arriving
+        while arriving and (arriving[0].routed_at or 0.0) + TRAVEL_S <= before:
+            booking = arriving.popleft()
+            if self._bookings.get(booking.call_id) is booking:
+                booking.shown = True
+                page.unseen = page.unseen.plus(booking.work, -1)
+        return page.unseen
 
     def requests(self, replica: str) -> int:
         """Requests in work on `replica`."""
@@ -153,8 +142,5 @@ class LoadBook:
     def _enter(self, booking: _Booking) -> None:
         self._bookings[booking.call_id] = booking
         page = self._pages[booking.replica]
-        page.all.add(booking.work)
-        page.unseen.add(booking.work)
-
-
-_NOTHING = Work(requests=0)
+        page.all = page.all.plus(booking.work)
+        page.unseen = page.unseen.plus(booking.work)

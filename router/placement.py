@@ -139,9 +139,11 @@ class Placer:
         self._book.routed(call_id, replica, now)
         self._expectations.move(call_id, replica, now + LATE_S)
 
-    def completed(self, call_id: str) -> None:
-        """The call has ended, well or not."""
-        self._book.release(call_id)
+    def completed(self, call_id: str, replica: str | None = None) -> None:
+        """The call has ended, well or not, at `replica` where that is told: what it has not
+        stored by now it never will."""
+        if self._book.release(call_id, replica):
+            self._expectations.cancel(call_id)
 
     def forget(self, replica: str) -> None:
         """A replica has gone: its KV on the device, and its bookings too."""

@@ -142,49 +142,68 @@ class PrefixIndex:
             shard.update(items)
 
     def walk(self) -> Iterator[tuple[bytes, Masks]]:
-        """Every block listed, with its holders: for tests and reports."""
+        """Every block that takes up memory, with its holders by slot: for tests and reports."""
         for shard in self._shards:
             for digest, number in shard.items():
                 yield digest, self._sets.by_number[number].masks
 
+    def names(self, slots: int) -> set[str]:
+        """The replicas that bits of a mask stand for."""
+        return {name for slot, name in self._names.items() if slots >> slot & 1}
+
     def _change(self, digests: Iterable[bytes], change: Callable[[Masks], Masks]) -> None:
         """Move blocks from their sets of holders to others. The change of a set is worked out
-        once, however many of the blocks have it."""
-        sets, moves = self._sets, dict[int, HolderSet]()
+        once, however many of the blocks have it, and blocks are counted by runs of one set."""
+        shards, sets, moves, most = self._shards, self._sets, dict[int, int](), self._max_blocks
+        old = new = NO_SET
+        moved = 0
         for digest in digests:
-            shard = self._shards[digest[0]]
-            old = shard.get(digest, NO_SET)
-            new = moves.get(old)
-            if new is None:
-                new = moves[old] = sets.intern(change(sets.by_number[old].masks))
-            if new.number == old or (old == NO_SET and not self._has_room()):
+            shard = shards[digest[0]]
+            number = shard.get(digest, NO_SET)
+            if number != old or not moved:
+                self._count(old, new, moved)
+                old, moved = number, 0
+                if old not in moves:
+                    moves[old] = sets.intern(change(sets.by_number[old].masks)).number
+                new = moves[old]
+            if new == old:
                 continue
-            self._move(shard, digest, sets.by_number[old], new)
-        for number in {*moves, *(holders.number for holders in moves.values())}:
+            if old == NO_SET and self._entries + moved >= most and not self._make_room(moved):
+                self.refused += 1
+                continue
+            moved += 1
+            if new == NO_SET:
+                del shard[digest]
+            else:
+                shard[digest] = new
+        self._count(old, new, moved)
+        for number in {*moves, *moves.values()}:
             sets.let_go(number)
 
-    def _move(self, shard: dict[bytes, int], digest: bytes, old: HolderSet, new: HolderSet) -> None:
-        if old.number == NO_SET:
-            self._entries += 1
+    def _count(self, old: int, new: int, moved: int) -> None:
+        """`moved` blocks went from one set to another."""
+        if not moved:
+            return
+        source, target = self._sets.by_number[old], self._sets.by_number[new]
+        if old == NO_SET:
+            self._entries += moved
         else:
-            old.blocks -= 1
-            self._orphans -= old.masks == NOBODY
-        if new.number == NO_SET:
-            self._entries -= 1
-            del shard[digest]
+            source.blocks -= moved
+            if source.masks == NOBODY:
+                self._orphans -= moved
+        if new == NO_SET:
+            self._entries -= moved
         else:
-            new.blocks += 1
-            shard[digest] = new.number
+            target.blocks += moved
 
-    def _has_room(self) -> bool:
-        """Whether one more block fits; counts it as refused if not."""
+    def _make_room(self, uncounted: int) -> bool:
+        """Free blocks that nobody holds until one more fits, beside `uncounted` new ones."""
         for _ in range(_SHARDS):
-            if self._entries < self._max_blocks or not self._orphans:
+            if not self._orphans:
                 break
             self.tidy()
-        if self._entries < self._max_blocks:
-            return True
-        self.refused += 1
+            if self._entries + uncounted < self._max_blocks:
+                return True
         return False
 
     def _reach(self, holders: HolderSet) -> int:

@@ -94,7 +94,7 @@ class QuireRouter(RequestRouter):
         self._placer.routed(call_id, replica_id.unique_id, time.monotonic())
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        self._placer.completed(internal_request_id)
+        self._placer.completed(internal_request_id, replica_id.unique_id)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         self._forget(replica_id)

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from router.policies.policy import Candidate, Demand, Terms
 
-HALF_SPEED_BATCH = 64
-"""Choices at which a decode step takes twice as long as with none: what one more adds to a step
-is taken to be step / (64 + running)."""
 COLD_HITS_PER_MINUTE = 4.0
 """A prefix asked for less often than that is not worth a copy elsewhere."""
 FILL_SAFE = 0.9
@@ -33,19 +30,24 @@ class CostRule:
     """How much a second of slower decoding counts against one of waiting for the first token."""
 
     def terms(self, demand: Demand, candidate: Candidate) -> Terms:
-        work_s = (
-            candidate.uncached_tokens / candidate.prefill_tokens_per_s
-            + candidate.host_tokens / candidate.read_tokens_per_s
-        )
-        hotness = max(0.0, demand.hits_per_minute - COLD_HITS_PER_MINUTE)
-        slower_s = candidate.decode_step_s / (HALF_SPEED_BATCH + candidate.running)
+        rate, running = candidate.prefill_tokens_per_s, candidate.running
+        wait_s = candidate.queued_tokens / rate
+        work_s = candidate.uncached_tokens / rate
+        if candidate.host_tokens:
+            work_s += candidate.host_tokens / candidate.read_tokens_per_s
+        later_s = self.phi * work_s
+        if demand.hits_per_minute > COLD_HITS_PER_MINUTE:
+            later_s /= 1.0 + demand.hits_per_minute - COLD_HITS_PER_MINUTE
+        decode_s = self.w * demand.output_tokens * candidate.decode_choice_s * 2 * running
+        preempted_s = preempt_s(demand, candidate)
         return Terms(
             candidate.replica,
-            candidate.queued_tokens / candidate.prefill_tokens_per_s,
+            wait_s,
             work_s,
-            self.phi * work_s / (1.0 + hotness),
-            self.w * demand.output_tokens * slower_s * 2 * candidate.running,
-            preempt_s(demand, candidate),
+            later_s,
+            decode_s,
+            preempted_s,
+            wait_s + work_s + later_s + decode_s + preempted_s,
             candidate.device_tokens,
             candidate.host_tokens,
         )
@@ -53,9 +55,9 @@ class CostRule:
 
 def preempt_s(demand: Demand, candidate: Candidate) -> float:
     """Probability of a preemption times what it costs: 0 while there is room."""
-    fill = candidate.filled_tokens / candidate.kv_tokens if candidate.kv_tokens else 0.0
-    if fill <= FILL_SAFE:
+    if candidate.filled_tokens <= FILL_SAFE * candidate.kv_tokens or not candidate.kv_tokens:
         return 0.0
+    fill = candidate.filled_tokens / candidate.kv_tokens
     forecast = min(1.0, (fill - FILL_SAFE) / (FILL_SURE - FILL_SAFE))
     life_s = demand.output_tokens * candidate.decode_step_s
     measured = min(1.0, candidate.preemptions_per_s * life_s / max(1, candidate.running))

@@ -41,6 +41,8 @@ class Candidate(NamedTuple):
     written_tokens_per_s: float = 0.0
     """Device to host; 0 without a host tier."""
     decode_step_s: float = 0.0
+    decode_choice_s: float = 0.0
+    """What one more choice adds to a decoding step."""
     preemptions_per_s: float = 0.0
 
 
@@ -71,13 +73,10 @@ class Terms(NamedTuple):
     """By which it slows decoding choices and they slow it."""
     preempt_s: float
     """The expected cost of preemptions."""
+    cost_s: float
+    """The sum."""
     device_tokens: int
     host_tokens: int
-
-    @property
-    def cost_s(self) -> float:
-        """The sum."""
-        return self.wait_s + self.work_s + self.later_s + self.decode_s + self.preempt_s
 
 
 @dataclass(frozen=True, slots=True)

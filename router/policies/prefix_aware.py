@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from router.policies.cost import CostRule
 from router.policies.policy import Candidate, Demand, Ranking, Terms
 from router.policies.ties import by_rendezvous
 
-TIE = 0.05
+TIE = 0.02
 """Costs within this share of the least are equal: measured rates are no better than that, and an
 idle cluster would send everything to the replica that measured itself fastest."""
 
@@ -27,12 +28,12 @@ class PrefixAware:
         self._rule = rule or CostRule()
 
     def rank(self, demand: Demand, candidates: Sequence[Candidate]) -> Ranking:
-        terms = tuple(self._rule.terms(demand, candidate) for candidate in candidates)
-        costs = sorted((each.cost_s, each.replica) for each in terms)
-        limit = costs[0][0] * (1 + TIE)
-        equals = [replica for cost, replica in costs if cost <= limit]
+        terms = tuple([self._rule.terms(demand, candidate) for candidate in candidates])
+        ordered = sorted(terms, key=attrgetter("cost_s"))
+        limit = ordered[0].cost_s * (1 + TIE)
+        equals = [each.replica for each in ordered if each.cost_s <= limit]
         best = by_rendezvous(demand.key, equals) if len(equals) > 1 else equals
-        ranked = (*best, *(replica for _, replica in costs[len(equals) :]))
+        ranked = (*best, *[each.replica for each in ordered[len(equals) :]])
         return Ranking(ranked, _reason(terms, best), terms)
 
 

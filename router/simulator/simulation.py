@@ -43,9 +43,10 @@ class Simulation:
         max_tokens: int | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """The `replicas_a_node` of a machine read each other's host tiers. `feed_delay_s` passes between the end of a step and the router's knowing of it.
-        Clients ask for `max_tokens` at the most; None takes the trace's longest output.
-        `progress` is told how many requests have ended."""
+        """The `replicas_a_node` of a machine read each other's host tiers. `feed_delay_s` passes
+        between the end of a step and the router's knowing of it. Clients ask for `max_tokens` at
+        the most; None takes the trace's longest output. `progress` is told how many requests
+        have ended."""
         indices = range(num_replicas)
         nodes = [Node(f"node-{at}") for at in indices[::replicas_a_node]]
         self._node_of = [nodes[index // replicas_a_node] for index in indices]

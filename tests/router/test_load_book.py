@@ -50,7 +50,7 @@ class LoadBookMachine(RuleBasedStateMachine):
 
     @rule(replica=replicas, ago=st.floats(0, 1))
     def settle(self, replica: str, ago: float) -> None:
-        self.book.settle(replica, self.now - ago)
+        self.book.unseen(replica, self.now - ago)
         for booking in self.model.values():
             if booking.replica == replica and booking.routed_at is not None:
                 booking.shown |= booking.routed_at + TRAVEL_S <= self.now - ago
@@ -81,7 +81,8 @@ class LoadBookMachine(RuleBasedStateMachine):
         for replica in REPLICAS:
             booked = [b for b in self.model.values() if b.replica == replica]
             assert self.book.all(replica) == total([b.work for b in booked])
-            assert self.book.unseen(replica) == total([b.work for b in booked if not b.shown])
+            unseen = [b.work for b in booked if not b.shown]
+            assert self.book.unseen(replica, before=-1.0) == total(unseen)
             assert self.book.requests(replica) == len(booked)
 
 
@@ -130,7 +131,7 @@ def test_no_request_is_left_out_and_none_counted_twice_for_long(seed: int, step_
             routed[call] = at
         previous_at, received_at = received_at, now
         reported = set(replica.known)
-        book.settle("r", previous_at)
+        book.unseen("r", previous_at)
         unseen = {call for call in routed if _is_unseen(book, call)}
         assert reported | unseen == routed.keys()
         for call in reported & unseen:
@@ -145,16 +146,15 @@ def _is_unseen(book: LoadBook, call: str) -> bool:
 def test_a_booking_counts_until_the_second_report_after_its_acceptance() -> None:
     book = LoadBook()
     book.book("a", "r", Work(100, 1, 10), now=0.0)
-    book.settle("r", before=5.0)
-    assert book.unseen("r").prefill_tokens == 100, "nobody accepted it yet"
+    assert book.unseen("r", before=5.0).prefill_tokens == 100, "nobody accepted it yet"
     book.routed("a", "r", now=1.0)
-    book.settle("r", before=1.0)
-    assert book.unseen("r").prefill_tokens == 100, "the report may be from before its arrival"
-    book.settle("r", before=1.0 + TRAVEL_S)
-    assert book.unseen("r").prefill_tokens == 0
+    assert book.unseen("r", before=1.0).prefill_tokens == 100, (
+        "the report may be from before its arrival"
+    )
+    assert book.unseen("r", before=1.0 + TRAVEL_S).prefill_tokens == 0
     assert book.requests("r") == 1
     book.release("a")
-    assert (book.unseen("r"), book.all("r")) == (Work(requests=0), Work(requests=0))
+    assert (book.unseen("r", before=3.0), book.all("r")) == (Work(requests=0), Work(requests=0))
 
 
 def test_a_call_that_went_elsewhere_counts_there() -> None:
@@ -162,5 +162,14 @@ def test_a_call_that_went_elsewhere_counts_there() -> None:
     book.book("a", "r0", Work(100, 1, 10), now=0.0)
     book.routed("a", "r1", now=1.0)
     assert (book.requests("r0"), book.requests("r1")) == (0, 1)
-    book.settle("r1", before=2.0)
-    assert book.unseen("r1").prefill_tokens == 0
+    assert book.unseen("r1", before=2.0).prefill_tokens == 0
+
+
+def test_the_end_at_a_replica_that_refused_does_not_release_what_is_booked_elsewhere() -> None:
+    book = LoadBook()
+    book.book("one", "a", Work(10, 1, 5), 0.0)
+    book.book("one", "b", Work(10, 1, 5), 0.1)
+    assert not book.release("one", "a")
+    assert [book.requests(replica) for replica in "ab"] == [0, 1]
+    assert book.release("one", "b")
+    assert len(book) == 0

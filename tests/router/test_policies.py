@@ -25,6 +25,7 @@ def candidate(replica: str = "r", **facts: object) -> Candidate:
         "prefill_tokens_per_s": 1000.0,
         "read_tokens_per_s": 10_000.0,
         "decode_step_s": 0.02,
+        "decode_choice_s": 0.0002,
         "kv_tokens": 100_000,
     }
     return Candidate(replica, **{**known, **facts})  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 import pytest
@@ -99,8 +99,15 @@ class IndexMachine(RuleBasedStateMachine):
     def lists_what_is_held(self) -> None:
         held = {digest: holders for digest, holders in self.model.items() if holders}
         assert len(self.index) == len(held)
-        walked = dict(self.index.walk())
-        assert {digest for digest, masks in walked.items() if any(masks)} == held.keys()
+        walked = {
+            digest: {
+                (name, tier)
+                for tier, slots in zip(Tier, masks, strict=True)
+                for name in self.index.names(slots)
+            }
+            for digest, masks in self.index.walk()
+        }
+        assert {digest: holders for digest, holders in walked.items() if holders} == held
         assert self.index.entries == len(walked)
         assert self.index.refused == 0
         assert self.index.sets <= len(walked)
@@ -241,7 +248,7 @@ def test_ever_new_prompts_leave_nothing_behind() -> None:
     """O20: a tree of prefixes kept the inner nodes of all prompts ever seen."""
     rng, limit = random.Random(0), 5000
     index, head = PrefixIndex(limit), digests(2)
-    caches: dict[str, dict[bytes, None]] = {"a": {}, "b": {}, "c": {}}
+    caches = {replica: deque[bytes]() for replica in "abc"}
     sizes, walked, steps = [], [], []
     for number in range(200_000):
         replica = "abc"[number % 3]
@@ -251,11 +258,9 @@ def test_ever_new_prompts_leave_nothing_behind() -> None:
         assert len(index.match(chain)) <= 3
         steps.append(index.steps - before)
         index.store(replica, chain, Tier.DEVICE)
-        cache.update(dict.fromkeys(chain[2:]))
-        while len(cache) > limit // 3 - 2:
-            oldest = next(iter(cache))
-            del cache[oldest]
-            index.remove(replica, [oldest], Tier.DEVICE)
+        cache.extend(chain[2:])
+        evicted = [cache.popleft() for _ in range(len(cache) - limit // 3 + 2)]
+        index.remove(replica, evicted, Tier.DEVICE)
         if number % 20_000 == 19_999:
             sizes.append(len(index))
             walked.append(sum(1 for _ in index.walk()))
