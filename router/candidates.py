@@ -26,6 +26,9 @@ class Typical(NamedTuple):
     prefill_tokens_per_s: float = _GUESS.prefill_tokens
     read_bytes_per_s: float = _GUESS.read_bytes
     decode_step_s: float = _GUESSED_STEP_S
+    decode_choice_s: float = 0.0
+    """0 where nobody has measured it. The mean of all stands for each: a slope is measured less
+    well than a rate, and one that is too low by chance would draw all the load."""
 
     @classmethod
     def of(cls, states: Iterable[ReplicaState]) -> Typical:
@@ -35,6 +38,7 @@ class Typical(NamedTuple):
             _mean([load.prefill_tokens_per_s for load in loads]) or _GUESS.prefill_tokens,
             _mean([load.read_bytes_per_s for load in loads]) or _GUESS.read_bytes,
             _mean([load.decode_step_s for load in loads]) or _GUESSED_STEP_S,
+            _mean([load.decode_choice_s for load in loads]),
         )
 
 
@@ -74,7 +78,8 @@ def _unknown(replica: str, booked: Work, work: Work, typical: Typical) -> Candid
         uncached_tokens=work.prefill_tokens,
         prefill_tokens_per_s=typical.prefill_tokens_per_s,
         decode_step_s=typical.decode_step_s,
-        decode_choice_s=typical.decode_step_s / (HALF_SPEED_BATCH + booked.choices),
+        decode_choice_s=typical.decode_choice_s
+        or typical.decode_step_s / (HALF_SPEED_BATCH + booked.choices),
     )
 
 
@@ -107,6 +112,6 @@ def _known(state: ReplicaState, hit: Hit, unseen: Work, work: Work, typical: Typ
         (load.read_bytes_per_s or typical.read_bytes_per_s) * tokens_a_byte,
         load.written_bytes_per_s * tokens_a_byte if engine.host_blocks else 0.0,
         step_s,
-        load.decode_choice_s or step_s / (HALF_SPEED_BATCH + running),
+        typical.decode_choice_s or step_s / (HALF_SPEED_BATCH + running),
         state.preemptions_per_s,
     )

@@ -63,11 +63,11 @@ class CostModel:
 
     block_bytes: int
     rates: Rates = field(default_factory=Rates)
+    decode: StepTime = field(default_factory=StepTime)
+    """Of steps that only decode."""
     prefill: Rate = field(init=False)
     write: Rate = field(init=False)
     read: Rate = field(init=False)
-    decode: StepTime = field(default_factory=StepTime)
-    """Of steps that only decode."""
 
     def __post_init__(self) -> None:
         blocks = 16.0 * self.block_bytes

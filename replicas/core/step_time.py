@@ -4,51 +4,50 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_DECAY = 0.98
-"""An observation's weight halves with the 34 that come after it."""
 _RECENT = 0.2
-_PRIOR_VARIANCE = 1.0
-"""Batches that differ by less than a choice or so say little on what a choice adds."""
-_PRIOR_BATCH = 64.0
-"""Until batches have differed: a step of so many choices takes twice as long as one of none."""
+_GAIN = 0.05
+"""Of what an observation says about the slope, the share that is believed."""
+_UNKNOWN_BATCH = 64.0
+"""Before anything was measured: a step of so many choices takes twice as long as one of none."""
 
 
 @dataclass(slots=True)
 class StepTime:
-    """A line through recent (choices, seconds), by least squares over decayed sums."""
+    """A line (choices, seconds) through the mean of recent steps.
+
+    Its slope is corrected by each step, the more the further its batch is from the mean
+    (normalised least mean squares): batches of one size, of which there are many in a row, leave
+    it as it is.
+    """
 
     seconds: float = 0.0
     """Of recent steps; 0 before there was one."""
-    _weight: float = 0.0
+    per_choice: float = 0.0
+    """Seconds that one more choice adds to a step; 0 before there was one."""
     _choices: float = 0.0
-    _seconds: float = 0.0
-    _squares: float = 0.0
-    _products: float = 0.0
+
+    @classmethod
+    def measured(cls, one_s: float, many: int, many_s: float) -> StepTime:
+        """A step of a single choice took `one_s`, one of `many` choices `many_s`."""
+        if many < 2:
+            alone = cls()
+            alone.observe(1, one_s)
+            return alone
+        return cls(one_s, max(0.0, (many_s - one_s) / (many - 1)), 1.0)
 
     def observe(self, choices: int, seconds: float) -> None:
         """A step decoded so many choices in so many seconds."""
-        self.seconds += (seconds - self.seconds) * (_RECENT if self._weight else 1.0)
-        self._weight = self._weight * _DECAY + 1.0
-        self._choices = self._choices * _DECAY + choices
-        self._seconds = self._seconds * _DECAY + seconds
-        self._squares = self._squares * _DECAY + choices * choices
-        self._products = self._products * _DECAY + choices * seconds
-
-    @property
-    def per_choice(self) -> float:
-        """Seconds that one more choice adds to a step; 0 before there was one."""
-        if not self._weight:
-            return 0.0
-        choices, seconds = self._choices / self._weight, self._seconds / self._weight
-        variance = max(0.0, self._squares / self._weight - choices * choices)
-        covariance = self._products / self._weight - choices * seconds
-        prior = seconds / (_PRIOR_BATCH + choices)
-        slope = (covariance + _PRIOR_VARIANCE * prior) / (variance + _PRIOR_VARIANCE)
-        return max(0.0, slope)
+        if not self._choices:
+            self.seconds, self._choices = seconds, float(choices)
+            self.per_choice = seconds / (_UNKNOWN_BATCH + choices)
+            return
+        aside = choices - self._choices
+        surprise_s = seconds - self.of(choices)
+        correction = _GAIN * surprise_s * aside / (aside * aside + 1.0)
+        self.per_choice = max(0.0, self.per_choice + correction)
+        self._choices += _RECENT * aside
+        self.seconds += _RECENT * (seconds - self.seconds)
 
     def of(self, choices: int) -> float:
         """Seconds that a step of so many choices is expected to take."""
-        if not self._weight:
-            return 0.0
-        mean = self._choices / self._weight
-        return max(0.0, self._seconds / self._weight + self.per_choice * (choices - mean))
+        return max(0.0, self.seconds + self.per_choice * (choices - self._choices))

@@ -19,7 +19,7 @@ from replicas.core.scheduler import Scheduler, SchedulerConfig
 from replicas.core.scheduler_output import StepOutcome
 from replicas.core.scheduler_stats import SchedulerStats
 from replicas.core.updater import StepUpdater
-from replicas.engine import pool_size, victim_policy
+from replicas.engine import pool_size, probe, victim_policy
 from replicas.engine.host_memory import HostMemory, MakeCopier, OpenStore, copier_for
 from replicas.engine.kv_pool import KVPool
 from replicas.engine.model_runner import ModelRunner
@@ -106,6 +106,9 @@ class Engine:
         costs = CostModel(pool.block_bytes)
         if self._host is not None:
             costs = self._host.probe(self._runner, config.max_num_batched_tokens)
+        costs.decode = probe.decode_steps(
+            self._runner, pool, max_choices=config.max_num_seqs, clock=clock
+        )
         policy = victim_policy.make(config.preemption_policy)
         self._scheduler = Scheduler(scheduling, kv, policy, costs)
         self._updater = StepUpdater(self._scheduler, spec.eos_token_ids)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from math import inf
 
 from replicas.core.block_transfer import OWN_SLAB, Restore, Save
 from replicas.core.cost_model import Rates
 from replicas.core.sampling_params import SamplingParams
 from replicas.core.scheduler_output import Draw, ScheduledChoice, SchedulerOutput
+from replicas.core.step_time import StepTime
 from replicas.engine.host_copier import HostCopier
 from replicas.engine.kv_pool import KVPool
 from replicas.engine.model_runner import ModelRunner
 
 _WARM_UP_TOKENS = 16
 _TOKENS = 256
+_CHOICES = 8
+_REPETITIONS = 4
 MAX_SLOTS = 4
 
 
@@ -59,30 +63,50 @@ def measure(
     )
 
 
+def decode_steps(
+    runner: ModelRunner, pool: KVPool, *, max_choices: int, clock: Callable[[], float]
+) -> StepTime:
+    """Decode with one choice and with several, a block of context each."""
+    many = min(_CHOICES, max_choices, pool.num_blocks)
+    seconds: dict[int, float] = {}
+    # The first of its size is no measure of what follows, and others may start beside this one.
+    for choices in (1, many) * _REPETITIONS:
+        begin = clock()
+        _decode(runner, pool, choices)
+        seconds[choices] = min(seconds.get(choices, inf), clock() - begin)
+    return StepTime.measured(seconds[1], many, seconds[many])
+
+
 def _per_second(amount: float, seconds: float, guess: float) -> float:
     return amount / seconds if seconds > 0 else guess
 
 
 def _prefill(runner: ModelRunner, pool: KVPool, tokens: int) -> None:
     blocks = -(-tokens // pool.block_size)
-    runner.run(
-        SchedulerOutput(
-            scheduled=(
-                ScheduledChoice(
-                    key=("", 0),
-                    epoch=0,
-                    start=0,
-                    token_ids=(0,) * tokens,
-                    blocks=tuple(range(1, blocks + 1)),
-                    sampling=SamplingParams(1, 0, temperature=0.0),
-                    prompt_token_ids=(0,) * tokens,
-                    # A drawn token is waited for: else a GPU would only have been told to compute.
-                    draws=(Draw(("", 0), output_index=0, output_token_ids=()),),
-                ),
-            ),
-            block_copies=(),
-            num_preempted=0,
-        )
+    _run(runner, [_item(0, 0, tokens, tuple(range(1, blocks + 1)))])
+
+
+def _decode(runner: ModelRunner, pool: KVPool, choices: int) -> None:
+    start = pool.block_size - 1
+    _run(runner, [_item(index, start, 1, (index + 1,)) for index in range(choices)])
+
+
+def _run(runner: ModelRunner, items: Sequence[ScheduledChoice]) -> None:
+    runner.run(SchedulerOutput(scheduled=tuple(items), block_copies=(), num_preempted=0))
+
+
+def _item(index: int, start: int, tokens: int, blocks: tuple[int, ...]) -> ScheduledChoice:
+    key = ("", index)
+    return ScheduledChoice(
+        key=key,
+        epoch=0,
+        start=start,
+        token_ids=(0,) * tokens,
+        blocks=blocks,
+        sampling=SamplingParams(1, 0, temperature=0.0),
+        prompt_token_ids=(0,) * (start + tokens),
+        # A drawn token is waited for: else a GPU would only have been told to compute.
+        draws=(Draw(key, output_index=0, output_token_ids=()),),
     )
 
 

@@ -85,4 +85,17 @@ def test_what_was_not_measured_is_taken_from_the_others() -> None:
     states = {name: state for name in "abc" if (state := it.get(name)) is not None}
     found = candidates([*"abc"], states, {}, LoadBook(), WORK)
     assert [each.prefill_tokens_per_s for each in found] == [900, 1100, 1000]
-    assert min(Typical.of([])) > 0
+    assert min(Typical.of([])[:3]) > 0
+
+
+def test_what_a_choice_adds_to_a_step_is_the_mean_of_all_that_measured_it() -> None:
+    states = ReplicaStates(PrefixIndex(100))
+    for name, choice_s in (("a", 0.001), ("b", 0.003), ("c", 0.0)):
+        Feed(states, name, load=replace(LOAD, decode_choice_s=choice_s)).connect(0.0)
+    known = {name: state for name in "abc" if (state := states.get(name)) is not None}
+    found = candidates([*"abcd"], known, {}, LoadBook(), WORK)
+    assert [each.decode_choice_s for each in found] == [pytest.approx(0.002)] * 4
+
+
+def test_what_a_choice_adds_is_guessed_from_the_step_where_nobody_measured_it() -> None:
+    assert seen(feed(running=36), LoadBook()).decode_choice_s == pytest.approx(0.02 / 100)
