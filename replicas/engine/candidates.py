@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_GROUP = 32
+from replicas.engine.noise import GROUP
+
 _NARROW = 1024
 """Rows with no more candidates share one padded batch; a wider one goes by itself."""
 
@@ -48,11 +49,11 @@ def take_rows(matrix: Tensor, rows: Sequence[int]) -> Tensor:
 def group_maxima(scores: Tensor) -> Tensor:
     """[R, V] -> [R, ceil(V / 32)]: the maximum of each group of 32 neighbouring tokens."""
     vocab_size = scores.shape[1]
-    groups = vocab_size // _GROUP
-    whole = scores[:, : groups * _GROUP].unflatten(1, (groups, _GROUP)).amax(2)
-    if groups * _GROUP == vocab_size:
+    groups = vocab_size // GROUP
+    whole = scores[:, : groups * GROUP].unflatten(1, (groups, GROUP)).amax(2)
+    if groups * GROUP == vocab_size:
         return whole
-    rest = scores[:, groups * _GROUP :].amax(1, keepdim=True)
+    rest = scores[:, groups * GROUP :].amax(1, keepdim=True)
     return torch.cat((whole, rest), dim=1)
 
 
@@ -62,8 +63,8 @@ def argmax(scores: Tensor, maxima: Tensor) -> Tensor:
     `maxima` is `group_maxima(scores)`.
     """
     group = maxima.argmax(1, keepdim=True)
-    offsets = torch.arange(_GROUP, device=scores.device)
-    token_ids = (group * _GROUP + offsets).clamp_(max=scores.shape[1] - 1)
+    offsets = torch.arange(GROUP, device=scores.device)
+    token_ids = (group * GROUP + offsets).clamp_(max=scores.shape[1] - 1)
     best = scores.gather(1, token_ids).argmax(1, keepdim=True)
     return token_ids.gather(1, best).squeeze(1)
 
@@ -88,7 +89,7 @@ def select(scores: Tensor, maxima: Tensor, floor: Tensor) -> Iterator[Candidates
     `maxima` is `group_maxima(scores)`, `floor` [R].
     """
     rows, groups = (maxima >= floor[:, None]).nonzero(as_tuple=True)
-    token_ids = groups[:, None] * _GROUP + torch.arange(_GROUP, device=scores.device)
+    token_ids = groups[:, None] * GROUP + torch.arange(GROUP, device=scores.device)
     inside = token_ids < scores.shape[1]
     reached = inside & (scores[rows[:, None], token_ids * inside] >= floor[rows, None])
     owners = rows[:, None].expand_as(reached)[reached]
@@ -99,27 +100,29 @@ def gather(scores: Tensor, owners: Tensor, token_ids: Tensor) -> Iterator[Candid
     """The tokens given as pairs of row and id, both [N], in ascending order; all R rows come."""
     values = scores[owners, token_ids]
     counts = torch.bincount(owners, minlength=scores.shape[0])
+    rows = torch.arange(len(counts), device=counts.device)
+    if int(counts.max()) <= _NARROW:
+        yield Candidates(rows, *_pad(counts, owners, token_ids, values), counts)
+        return
     ends = counts.cumsum(0)
     narrow = counts <= _NARROW
     if bool(narrow.any()):
         mine = narrow[owners]
-        yield _pad(narrow, counts, owners[mine], token_ids[mine], values[mine])
+        lines = (narrow.cumsum(0) - 1)[owners[mine]]
+        padded = _pad(counts[narrow], lines, token_ids[mine], values[mine])
+        yield Candidates(rows[narrow], *padded, counts[narrow])
     for row in (~narrow).nonzero():
         one = slice(int(ends[row] - counts[row]), int(ends[row]))
         yield Candidates(row, token_ids[None, one], values[None, one], counts[row])
 
 
-def _pad(
-    batch: Tensor, counts: Tensor, owners: Tensor, token_ids: Tensor, values: Tensor
-) -> Candidates:
-    """The candidates of the rows that the mask `batch` [R] names, in one rectangle."""
-    counts = counts * batch
+def _pad(counts: Tensor, lines: Tensor, token_ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids and scores in one rectangle, the i-th of N tokens in the line `lines[i]`."""
     before = counts.cumsum(0) - counts
-    lines = (batch.cumsum(0) - 1)[owners]
-    columns = torch.arange(owners.numel(), device=owners.device) - before[owners]
-    shape = int(batch.sum()), max(1, int(counts.max()))
-    padded_ids = torch.zeros(shape, dtype=torch.int64, device=owners.device)
-    padded_scores = torch.full(shape, -torch.inf, dtype=values.dtype, device=owners.device)
+    columns = torch.arange(lines.numel(), device=lines.device) - before[lines]
+    shape = len(counts), max(1, int(counts.max()))
+    padded_ids = torch.zeros(shape, dtype=torch.int64, device=lines.device)
+    padded_scores = torch.full(shape, -torch.inf, dtype=values.dtype, device=lines.device)
     padded_ids[lines, columns] = token_ids
     padded_scores[lines, columns] = values
-    return Candidates(batch.nonzero().squeeze(1), padded_ids, padded_scores, counts[batch])
+    return padded_ids, padded_scores

@@ -14,7 +14,7 @@ from replicas.engine import race, weights
 from replicas.engine.candidates import argmax, group_maxima, take_rows
 from replicas.engine.draw_params import DrawParams
 from replicas.engine.logit_processors import SampleRow
-from replicas.engine.truncation import Kept, Limits, keep_few, keep_many
+from replicas.engine.truncation import Kept, Limits, keep_few, keep_many, keep_only_
 
 _FEW = 256
 """The largest top-k for which ranking candidates beats passes over the vocabulary."""
@@ -75,29 +75,43 @@ class FromNucleus:
             wide += kept.rows[~kept.complete].tolist()
         if wide:
             wide.sort()
-            draw = FromMany(Limits(top_k=False, top_p=True, min_p=self.min_p))
-            token_ids[wide] = draw(take_rows(scores, wide), [rows[index] for index in wide])
+            limits = Limits(top_k=False, top_p=True, min_p=self.min_p)
+            some = torch.tensor(wide, device=scores.device)
+            token_ids[some] = _draw_many(take_rows(scores, wide), params[some], limits)
         return token_ids
 
 
 @dataclass(frozen=True, slots=True)
+class FromAll:
+    """From the whole vocabulary."""
+
+    def __call__(self, scores: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+        params = DrawParams.of(rows, scores.shape[1], scores.device)
+        return race.best_of_all(scores, params.temperature, params.keys)
+
+
+@dataclass(frozen=True, slots=True)
 class FromMany:
-    """From the whole vocabulary, or what `limits` leave of it."""
+    """From what `limits` leave of the whole vocabulary."""
 
     limits: Limits
 
     def __call__(self, scores: Tensor, rows: Sequence[SampleRow]) -> Tensor:
         params = DrawParams.of(rows, scores.shape[1], scores.device)
-        token_ids = torch.zeros_like(params.top_k)
-        for part in weights.row_slices(scores):
-            kept = keep_many(scores[part], params[part], self.limits)
-            token_ids[part] = race.first_of_all(kept, params.keys[part])
-        return token_ids
+        return _draw_many(scores, params, self.limits)
 
 
 def _draw_kept(kept: Kept, params: DrawParams) -> Tensor:
-    column = race.first(kept.weights, kept.token_ids, params.keys[kept.rows])
+    temperature, keys = params.temperature[kept.rows], params.keys[kept.rows]
+    column = race.best(kept.scores, kept.token_ids, temperature, keys)
     return kept.token_ids.gather(1, column[:, None]).squeeze(1)
+
+
+def _draw_many(scores: Tensor, params: DrawParams, limits: Limits) -> Tensor:
+    runners = torch.empty_like(scores)
+    for part in weights.row_slices(scores):
+        runners[part] = keep_only_(keep_many(scores[part], params[part], limits), scores[part])
+    return race.best_of_all(runners, params.temperature, params.keys)
 
 
 def draw_for(sampling: SamplingParams, vocab_size: int) -> Draw:
@@ -112,4 +126,4 @@ def draw_for(sampling: SamplingParams, vocab_size: int) -> Draw:
     )
     if limits.top_p and not limits.top_k:
         return FromNucleus(limits.min_p)
-    return FromMany(limits)
+    return FromMany(limits) if any(limits) else FromAll()

@@ -1,24 +1,29 @@
-"""Sampling noise: for each token its own, a pure function of (seed, choice, output index, token).
+"""Sampling noise: a number for each token, as a pure function of (seed, choice, output index,
+token id).
 
 Counter-based noise has no state to lose: whatever else is in the batch, whichever replica runs
 the step, whatever truncation leaves and however often a choice is preempted, a token meets the
 same number. What follows is a contract: kernels, devices and versions that keep to it draw the
-same tokens.
+same tokens. Words have 32 bits, arithmetic is modulo 2^32, shifts are logical.
 
-1. Philox 4x32-10 of the counter (choice, output index, 0, 0) under the key (seed mod 2^32,
-   seed / 2^32) gives four words; the first two are the key (before, after) of the row.
-2. The word of a token is fmix32(token id XOR before) XOR after, all of it arithmetic modulo
-   2^32 with logical shifts:
+1. Philox 4x32-10 of the counter (choice, output index, 0, 0) under the key (low, high word of
+   the seed) gives four words: the row's keys (a, b) for tokens and (c, d) for groups of them.
+2. A token's word is mix(id ^ a) ^ b, its group's mix(id / 32 ^ c) ^ d. mix is fmix32, the
+   finaliser of MurmurHash3 (Austin Appleby, public domain, `src/MurmurHash3.cpp` in
+   github.com/aappleby/smhasher), without its first step x ^= x >> 16, which is linear and so
+   would only rename the random keys:
 
-       x ^= x >> 16; x *= 0x85EBCA6B; x ^= x >> 13; x *= 0xC2B2AE35; x ^= x >> 16
+       x *= 0x85EBCA6B;  x ^= x >> 13;  x *= 0xC2B2AE35;  x ^= x >> 16
 
-   fmix32, which permutes the 32-bit words, is the finaliser of MurmurHash3 (Austin Appleby,
-   public domain; github.com/aappleby/smhasher, `MurmurHash3.cpp`). So no two tokens of a row
-   have the same word, and any one token's word is uniform over `after`.
-3. v = (word + 1/2) * 2^-32 is uniform in (0, 1), E = -log(1 - v) exponential with mean 1. Both
-   need a small RELATIVE error where they are small, as the least of all E of a row decides.
+3. e(word) = -log(1 - v), where v = (word / 32 + 1/2) * 2^-27 and the division drops five bits,
+   is exponential with mean 1. It needs a small RELATIVE error where it is small.
+4. The lowest five bits of the group's word say which of its tokens leads. The leader's noise is
+   e(group's word) / 32, that of any other token is e(group's word) / 32 + e(token's word).
 
-torch has no unsigned 32-bit arithmetic, so that words are held as the int32 of the same bits.
+So all tokens' numbers are exponential with mean 1 and independent: the least of 32 such numbers
+is exponential with mean 1/32, each of them is equally likely to be it, and by how much the others
+exceed it is exponential with mean 1 again (A. Rényi, "On the theory of order statistics", 1953).
+Whoever looks for the least numbers of a vocabulary can pass over most groups unseen (`race.py`).
 """
 
 from __future__ import annotations
@@ -28,17 +33,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+GROUP = 32
+"""Tokens to a group; the first one's id is a multiple of it."""
+_GROUP_BITS = 5
 _ROUNDS = 10
 _MASK = 0xFFFF_FFFF
 _MULTIPLIERS = (0xD251_1F53, 0xCD9E_8D57)
 _KEY_STEPS = (0x9E37_79B9, 0xBB67_AE85)
-_MIX = (0x85EB_CA6B - 2**32, 0xC2B2_AE35 - 2**32)
-"""The multipliers of fmix32 as int32."""
 
-Counter = tuple[int, int, int, int]
+Words = tuple[int, int, int, int]
 
 
-def philox(counter: Counter, key: tuple[int, int]) -> Counter:
+def philox(counter: Words, key: tuple[int, int]) -> Words:
     """Philox 4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011).
 
     `counter`, `key` and the result are 32-bit words.
@@ -59,45 +65,51 @@ def philox(counter: Counter, key: tuple[int, int]) -> Counter:
     return c0, c1, c2, c3
 
 
-def row_key(seed: int, choice: int, output_index: int) -> tuple[int, int]:
-    """What the noise of one draw's tokens is derived from, two 32-bit words.
+def row_key(seed: int, choice: int, output_index: int) -> Words:
+    """(a, b, c, d) of one draw.
 
     `seed` counts modulo 2^64, `choice` and `output_index` modulo 2^32.
     """
     counter = (choice & _MASK, output_index & _MASK, 0, 0)
-    before, after, _, _ = philox(counter, (seed & _MASK, seed >> 32 & _MASK))
-    return before, after
+    return philox(counter, (seed & _MASK, seed >> 32 & _MASK))
 
 
-def key_tensor(keys: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
-    """Row keys -> [R, 2] int32, the same bits."""
-    return torch.tensor(keys, dtype=torch.uint32, device=device).view(torch.int32)
+def key_tensor(keys: Sequence[Words], device: torch.device) -> Tensor:
+    """`row_key` of R rows -> [R, 2, 2] int64: (a, b) and (c, d)."""
+    return torch.tensor(keys, dtype=torch.int64, device=device).view(-1, 2, 2)
 
 
-def words(keys: Tensor, token_ids: Tensor) -> Tensor:
-    """Keys [R, 2] int32, token ids [C] or [R, C] -> [R, C] int32."""
-    # The first step of fmix32 is linear in XOR: taken before the key and the ids are brought
-    # together, it costs next to nothing.
-    mixed = _xorshift_(token_ids.to(torch.int32, copy=True), 16) ^ _xorshift_(keys[:, :1].clone(), 16)
-    _xorshift_(mixed.mul_(_MIX[0]), 13)
-    _xorshift_(mixed.mul_(_MIX[1]), 16)
-    return mixed.bitwise_xor_(keys[:, 1:])
+def of_tokens(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """Keys [R, 2, 2] and token ids [R, C] int64 -> the tokens' noise, [R, C] float64."""
+    words = _words(keys[..., None], torch.stack((token_ids, token_ids >> _GROUP_BITS), dim=1))
+    beyond, shared = _negative(words).unbind(1)
+    # Where the two differ in their last bits, the token does not lead.
+    follows = (words[:, 1] ^ token_ids).bitwise_and_(GROUP - 1) != 0
+    return beyond.mul_(follows).add_(shared, alpha=1 / GROUP).neg_()
 
 
-def uniform(keys: Tensor, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """v, [R, C] of a floating dtype; in float32 some are rounded to 1."""
-    whole = words(keys, token_ids).view(torch.uint32).to(dtype)
-    return whole.add_(0.5).mul_(2.0**-32)
+def of_leaders(keys: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Keys [R, 2, 2] -> the noise [R, G] float64 and the ids [R, G] int64 of the groups' leaders.
+
+    That of the last group may lie beyond the vocabulary.
+    """
+    index = torch.arange(groups, device=keys.device)
+    words = _words(keys[:, 1, :, None], index)
+    leaders = (words & (GROUP - 1)).add_(index, alpha=GROUP)
+    return _negative(words).mul_(-1 / GROUP), leaders
 
 
-def exponential(keys: Tensor, token_ids: Tensor) -> Tensor:
-    """E, [R, C] float64: between 2^-33 and 22.9."""
-    return uniform(keys, token_ids, torch.float64).neg_().log1p_().neg_()
+def _words(keys: Tensor, counters: Tensor) -> Tensor:
+    """Keys [..., 2, 1] and counters [..., C], both within 32 bits -> [..., C] int64."""
+    # A product of words overflows, but its low half is right.
+    words = (counters ^ keys[..., 0, :]).mul_(0x85EB_CA6B).bitwise_and_(_MASK)
+    words ^= words >> 13
+    words.mul_(0xC2B2_AE35).bitwise_and_(_MASK)
+    words ^= words >> 16
+    words ^= keys[..., 1, :]
+    return words
 
 
-def _xorshift_(word: Tensor, bits: int) -> Tensor:
-    """word ^= word >> bits, in place; the shift is a logical one."""
-    shifted = word >> bits
-    shifted &= (1 << (32 - bits)) - 1
-    word ^= shifted
-    return word
+def _negative(words: Tensor) -> Tensor:
+    """-e, in float64."""
+    return (words >> _GROUP_BITS).double().add_(0.5).mul_(-(2.0**-27)).log1p_()

@@ -1,15 +1,12 @@
-"""The race in which a row's token is drawn.
+"""The race in which a token is drawn.
 
-Token i arrives at time E / weight, where E is its own noise, exponential with mean 1; whoever
-arrives first is drawn. That is token i with probability weight / total, and the same as the
-highest of score / temperature - log(E), the Gumbel-max trick. The noise of one token does not
-depend on which others run.
+The token with the highest score / temperature - log(noise) is drawn, which is each with its
+probability, as the noise is exponential: the Gumbel-max trick.
 
-One uniform number that inverts the cumulative distribution would be cheaper, but is
-ill-conditioned: logits differ by some 1e-5 with the shape of the batch, every cumulative sum
-moves with them, and among thousands of unlikely tokens the draw then falls to a neighbour
-once in some hundred times. In the race such a difference matters only where the first two
-arrive within 1e-5 of each other, which is once in some hundred thousand times.
+Inverting the cumulative distribution at one uniform number would be cheaper, but is
+ill-conditioned. Logits differ by some 1e-5 with the shape of the batch, every cumulative sum
+moves with them, and among thousands of unlikely tokens one draw in some hundreds falls to a
+neighbour. Here such a difference matters only where the best two are within 1e-5 of each other.
 """
 
 from __future__ import annotations
@@ -17,42 +14,65 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from replicas.engine.candidates import argmax, group_maxima, select
-from replicas.engine.noise import exponential, uniform
+from replicas.engine import noise
+from replicas.engine.candidates import group_maxima
 
-_ROUNDED = 1 - 2.0**-20
-"""More than float32 can take from a bound."""
+_ROUNDING = 1e-9
+"""More than the logarithms of one number can differ by."""
 
 
-def first(weights: Tensor, token_ids: Tensor, keys: Tensor) -> Tensor:
-    """Who arrives first: [B, C] weights, [B, C] token ids, [B, 2] `noise` keys -> [B] columns.
+def best(scores: Tensor, token_ids: Tensor, temperature: Tensor, keys: Tensor) -> Tensor:
+    """The column of the token drawn, the first one among equals: [R] int64.
 
-    Taken in float64, so that ties are real ones, and go to the first column. A column whose
-    weight is 0 never arrives.
+    `scores` [R, C] float32, -inf where a token does not run; `token_ids` [R, C] int64;
+    `temperature` [R], `keys` [R, 2, 2] of the noise.
     """
-    return _speeds(weights, token_ids, keys).argmax(1)
+    return _strengths(scores, token_ids, temperature, keys).argmax(1)
 
 
-def first_of_all(weights: Tensor, keys: Tensor) -> Tensor:
-    """The same over a whole vocabulary: weights [R, V] -> token ids [R] int64.
+def best_of_all(scores: Tensor, temperature: Tensor, keys: Tensor) -> Tensor:
+    """The same over a whole vocabulary: scores [R, V] -> token ids [R] int64.
 
-    As E >= v, no token is faster than weight / v, which needs no logarithm. Only those that
-    could thus beat the favourite run.
+    Nobody in a group beats its highest score with its leader's noise, the group's least. Only
+    groups in which that is enough to beat all leaders need to be looked at, a few tens of them.
+    A row of NaN gives 0.
     """
-    token_ids = torch.arange(weights.shape[1], dtype=torch.int32, device=weights.device)
-    bounds = uniform(keys, token_ids, torch.float32).reciprocal_().mul_(weights)
-    maxima = group_maxima(bounds)
-    drawn = argmax(bounds, maxima)
-    favourite = drawn[:, None]
-    speeds = _speeds(weights.gather(1, favourite), favourite, keys).squeeze(1)
-    for found in select(bounds, maxima, (speeds * _ROUNDED).to(bounds.dtype)):
-        # Padding stands for token 0, which it may do: that one then runs twice.
-        runners = weights[found.rows[:, None], found.token_ids]
-        column = first(runners, found.token_ids, keys[found.rows])
-        drawn[found.rows] = found.token_ids.gather(1, column[:, None]).squeeze(1)
-    return drawn
+    missing = -scores.shape[1] % noise.GROUP
+    if missing:
+        scores = torch.nn.functional.pad(scores, (0, missing), value=-torch.inf)
+    maxima = group_maxima(scores)
+    least, leaders = noise.of_leaders(keys, maxima.shape[1])
+    least.log_()
+    scale = temperature[:, None].double()
+    of_leaders = scores.gather(1, leaders) / scale - least
+    lowest = torch.finfo(least.dtype).min
+    to_beat = of_leaders.amax(1, keepdim=True).sub_(_ROUNDING).clamp_(min=lowest)
+    rows, groups = (maxima / scale - least >= to_beat).nonzero(as_tuple=True)
+    token_ids = groups[:, None] * noise.GROUP + torch.arange(noise.GROUP, device=scores.device)
+    if len(scores) == 1 and len(rows) > 0:
+        return _best_id(scores, token_ids.view(1, -1), temperature, keys)
+    runners = scores[rows[:, None], token_ids]
+    strengths = _strengths(runners, token_ids, temperature[rows], keys[rows])
+    return _first_best(rows, strengths, token_ids, len(scores))
 
 
-def _speeds(weights: Tensor, token_ids: Tensor, keys: Tensor) -> Tensor:
-    """weight / E, [B, C] float64: the inverse of the time."""
-    return weights / exponential(keys, token_ids)
+def _best_id(scores: Tensor, token_ids: Tensor, temperature: Tensor, keys: Tensor) -> Tensor:
+    column = best(scores.gather(1, token_ids), token_ids, temperature, keys)
+    return token_ids.gather(1, column[:, None]).squeeze(1)
+
+
+def _strengths(scores: Tensor, token_ids: Tensor, temperature: Tensor, keys: Tensor) -> Tensor:
+    """[R, C] float64."""
+    return scores / temperature[:, None].double() - noise.of_tokens(keys, token_ids).log_()
+
+
+def _first_best(rows: Tensor, strengths: Tensor, token_ids: Tensor, count: int) -> Tensor:
+    """The lowest id among the strongest of each row: [count] int64.
+
+    `rows` [N] says whose the lines of `strengths` and `token_ids` [N, C] are.
+    """
+    of_line, column = strengths.max(1)
+    of_row = of_line.new_full((count,), -torch.inf).scatter_reduce_(0, rows, of_line, "amax")
+    ids = token_ids.gather(1, column[:, None]).squeeze(1)
+    ids.masked_fill_(of_line < of_row[rows], torch.iinfo(ids.dtype).max)
+    return ids.new_zeros(count).scatter_reduce_(0, rows, ids, "amin", include_self=False)

@@ -36,22 +36,19 @@ class Sampler:
         Raises ValueError where the shape is not (number of rows, size of the vocabulary).
         """
         self._check(logits, len(rows))
-        token_ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
+        drawn = [0] * len(rows)
         plain = [index for index, row in enumerate(rows) if not changes_logits(row)]
         changed = [index for index, row in enumerate(rows) if changes_logits(row)]
         for indices in _parts(plain):
             chosen = [rows[index] for index in indices]
-            token_ids[indices] = self._draw(take_rows(logits, indices), chosen)
+            _put(drawn, indices, self._draw(take_rows(logits, indices), chosen))
         for indices in _parts(changed):
             chosen = [rows[index] for index in indices]
             scores = logits[indices]
             process(scores, chosen, self._eos_token_ids)
-            token_ids[indices] = self._draw(scores, chosen)
-        logprobs = self._logprobs(logits, token_ids, rows)
-        return [
-            SampledToken(token, logprobs.get(index))
-            for index, token in enumerate(token_ids.tolist())
-        ]
+            _put(drawn, indices, self._draw(scores, chosen))
+        logprobs = self._logprobs(logits, drawn, rows)
+        return [SampledToken(token, logprobs.get(index)) for index, token in enumerate(drawn)]
 
     def token_logprobs(
         self, logits: Tensor, token_ids: Sequence[int], top: int
@@ -80,6 +77,9 @@ class Sampler:
         alike: dict[Draw, list[int]] = defaultdict(list)
         for index, row in enumerate(rows):
             alike[draw_for(row.sampling, self._vocab_size)].append(index)
+        if len(alike) == 1:
+            (draw,) = alike
+            return draw(scores, rows)
         token_ids = torch.zeros(len(rows), dtype=torch.int64, device=scores.device)
         for draw, indices in alike.items():
             mine = take_rows(scores, indices)
@@ -87,7 +87,7 @@ class Sampler:
         return token_ids
 
     def _logprobs(
-        self, logits: Tensor, token_ids: Tensor, rows: Sequence[SampleRow]
+        self, logits: Tensor, drawn: Sequence[int], rows: Sequence[SampleRow]
     ) -> dict[int, TokenLogprobs]:
         """By row, for those that ask."""
         asked = {
@@ -98,7 +98,8 @@ class Sampler:
         found: dict[int, TokenLogprobs] = {}
         for indices in _parts(list(asked)):
             tops = [asked[index] for index in indices]
-            reports = report(take_rows(logits, indices), token_ids[indices], tops)
+            token_ids = torch.tensor([drawn[index] for index in indices], device=logits.device)
+            reports = report(take_rows(logits, indices), token_ids, tops)
             found.update(zip(indices, reports, strict=True))
         return found
 
@@ -106,3 +107,8 @@ class Sampler:
 def _parts(indices: list[int]) -> Iterator[list[int]]:
     for start in range(0, len(indices), _ROWS_AT_ONCE):
         yield indices[start : start + _ROWS_AT_ONCE]
+
+
+def _put(drawn: list[int], indices: Sequence[int], token_ids: Tensor) -> None:
+    for index, token_id in zip(indices, token_ids.tolist(), strict=True):
+        drawn[index] = token_id

@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p, in this order: which tokens keep their weights.
+"""Top-k, top-p and min-p, in this order: which tokens are kept.
 
 Tokens are ranked by score, the lowest id first among equals. Top-p keeps the shortest prefix
 of the ranking whose share of what top-k left reaches p, the likeliest token at least; min-p
@@ -37,8 +37,8 @@ class Kept:
     """[B] int64."""
     token_ids: Tensor
     """[B, C] int64, ascending but for padding."""
-    weights: Tensor
-    """[B, C]; 0 where a token is not kept, and in the padding."""
+    scores: Tensor
+    """[B, C]; -inf where a token is not kept, and in the padding."""
     complete: Tensor
     """[B] bool: nothing that was not looked at would have been kept."""
 
@@ -65,7 +65,8 @@ def keep_few(
         _keep_where(weighed, torch.lt, cumulative - weighed, needed[:, None])
         _drop_unlikely(weighed, mine)
         by_id = torch.zeros_like(weighed).scatter_(1, columns, weighed)
-        yield Kept(found.rows, found.token_ids, by_id, seen >= needed)
+        kept = keep_only_(by_id, found.scores)
+        yield Kept(found.rows, found.token_ids, kept, seen >= needed)
 
 
 def keep_many(scores: Tensor, params: DrawParams, limits: Limits) -> Tensor:
@@ -80,6 +81,13 @@ def keep_many(scores: Tensor, params: DrawParams, limits: Limits) -> Tensor:
     if limits.min_p:
         _drop_unlikely(weighed, params)
     return weighed
+
+
+def keep_only_(weighed: Tensor, scores: Tensor) -> Tensor:
+    """Turns weights [R, C] into scores in place: -inf where the weight is 0."""
+    # Sums take a tenth of the time of a masked fill. 0 * inf would be NaN.
+    dropped = torch.eq(weighed, 0, out=weighed).mul_(torch.finfo(weighed.dtype).max).mul_(2)
+    return torch.sub(scores, dropped, out=dropped)
 
 
 def _keep_prefixes(
@@ -102,8 +110,8 @@ class _Histogram:
 
     def __init__(self, scores: Tensor, depth: Tensor, measure: Tensor) -> None:
         self._scores, self._depth, self._measure = scores, depth, measure.double()
-        # Rows of NaN must give some bin as well.
-        self._bins = depth.to(torch.int64).clamp_(min=0)
+        # Rows of NaN must give some bin as well. By way of int32 is the fast one to int64.
+        self._bins = depth.to(torch.int32).clamp_(min=0).long()
         sums = torch.zeros(len(depth), _BINS, dtype=torch.float64, device=depth.device)
         self._cumulative = sums.scatter_add_(1, self._bins, self._measure).cumsum_(1)
 

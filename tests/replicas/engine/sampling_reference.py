@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from replicas.core.sampling_params import SamplingParams
+from replicas.engine.noise import Words
 
 ONE = 2**34
 
@@ -42,12 +44,29 @@ def kept(scores: Tensor, params: SamplingParams) -> dict[int, int]:
     return {token: w for token, w in nucleus.items() if w > 0 and w >= least}
 
 
-def drawn(weights: Mapping[int, int], uniform: float) -> int:
-    """The inverse of the cumulative distribution, in the order of token ids."""
-    target = uniform * sum(weights.values())
-    reached = 0
-    for token in sorted(weights):
-        reached += weights[token]
-        if reached > target:
-            return token
-    raise AssertionError("the target lies beyond the total")
+def noise(key: Words, token_id: int) -> float:
+    """By the four steps that `replicas.engine.noise` promises."""
+    group, place = divmod(token_id, 32)
+    word = _mix(group ^ key[2]) ^ key[3]
+    shared = _exponential(word) / 32
+    if place == word % 32:
+        return shared
+    return shared + _exponential(_mix(token_id ^ key[0]) ^ key[1])
+
+
+def _mix(x: int) -> int:
+    x = x * 0x85EBCA6B % 2**32
+    x ^= x >> 13
+    x = x * 0xC2B2AE35 % 2**32
+    return x ^ x >> 16
+
+
+def _exponential(word: int) -> float:
+    return -math.log1p(-(word // 32 + 0.5) / 2**27)
+
+
+def drawn(scores: Tensor, tokens: Iterable[int], temperature: float, key: Words) -> int:
+    """Which of `tokens` is drawn from scores [V], the lowest id among equals."""
+    values = scores.tolist()
+    scale = float(torch.tensor(max(temperature, 1e-30)))
+    return max(sorted(tokens), key=lambda i: values[i] / scale - math.log(noise(key, i)))

@@ -18,12 +18,14 @@ from tests.replicas.engine.driver import (
 from tests.replicas.engine.tiny_models import Twin, random_prompt
 
 SAMPLED = {"temperature": 1.0, "seed": 1234}
+# Each with a seed of its own: with the same one, what is drawn of all is drawn of fewer, too.
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": SAMPLED,
-    "truncated": {**SAMPLED, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    "truncated": {**SAMPLED, "seed": 4321, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
     "penalised": {
         **SAMPLED,
+        "seed": 5678,
         "repetition_penalty": 1.3,
         "presence_penalty": 0.5,
         "frequency_penalty": 0.4,

@@ -15,7 +15,7 @@ from torch import Tensor
 from replicas.core.sampling_params import SamplingParams
 from replicas.core.scheduler_output import SampledToken
 from replicas.engine.logit_processors import SampleRow
-from replicas.engine.noise import uniform
+from replicas.engine.noise import row_key
 from replicas.engine.sampler import Sampler
 from tests.replicas.engine import sampling_reference as reference
 from tests.replicas.engine.sampling_cases import sampled_params, score_rows
@@ -45,16 +45,21 @@ def logits_of(rows: int, scale: float = 3.0, seed: int = 0) -> Tensor:
     return torch.randn(rows, VOCAB_SIZE, generator=generator) * scale
 
 
+def drawn_by_reference(scores: Tensor, rows: list[SampleRow]) -> list[int]:
+    """From the same scores [V] for all rows, which differ in their places only."""
+    sampling = rows[0].sampling
+    kept = reference.kept(scores, sampling)
+    keys = [row_key(sampling.seed, row.choice, row.output_index) for row in rows]
+    return [reference.drawn(scores, kept, sampling.temperature, key) for key in keys]
+
+
 @settings(max_examples=80, deadline=None)
 @given(scores=score_rows(), sampling=sampled_params(), choice=st.integers(0, 200))
 def test_every_draw_equals_the_reference(
     scores: Tensor, sampling: SamplingParams, choice: int
 ) -> None:
-    rows = [SampleRow(sampling, choice, index) for index in range(12)]
-    kept = reference.kept(scores, sampling)
-    noise = [uniform(sampling.seed, choice, index) for index in range(12)]
-    wanted = [reference.drawn(kept, u) for u in noise]
-    assert draw(scores.repeat(12, 1), *rows) == wanted
+    rows = [SampleRow(sampling, choice, index) for index in range(6)]
+    assert draw(scores.repeat(6, 1), *rows) == drawn_by_reference(scores, rows)
 
 
 @pytest.mark.parametrize(
@@ -69,10 +74,8 @@ def test_every_draw_equals_the_reference(
 )
 def test_draws_from_wide_distributions(truncation: dict[str, Any]) -> None:
     logits = logits_of(1, 0.5)
-    rows = [row(n, **truncation) for n in range(300)]
-    kept = reference.kept(logits[0], rows[0].sampling)
-    wanted = [reference.drawn(kept, uniform(0, 0, n)) for n in range(300)]
-    assert draw(logits.repeat(300, 1), *rows) == wanted
+    rows = [row(n, **truncation) for n in range(60)]
+    assert draw(logits.repeat(60, 1), *rows) == drawn_by_reference(logits[0], rows)
 
 
 @settings(max_examples=80, deadline=None)
@@ -166,6 +169,46 @@ def test_draws_follow_the_distribution(
     wanted = {place: count * p for place, p in zip(places, expected, strict=True) if p}
     assert set(seen) == set(wanted)
     assert sum((seen[place] - n) ** 2 / n for place, n in wanted.items()) < 28
+
+
+def unlike(logits: Tensor, seed: int) -> Tensor:
+    """As much unlike as batches of other shapes make them."""
+    generator = torch.Generator().manual_seed(seed)
+    return logits + (torch.rand(logits.shape, generator=generator) * 2 - 1) * 1e-5
+
+
+def test_rounding_of_logits_does_not_change_the_draw() -> None:
+    """A promise of the whole system: a preempted or moved choice goes on as it would have.
+
+    The chance that one draw differs is that of the best two being within the difference of
+    two errors, 3e-6 on average: 0.001 for all 300 draws here. Inverting the cumulative
+    distribution, which these distributions are a hard case for, changes some of them.
+    """
+    vocab_size, inverted = 49152, 0
+    generator = torch.Generator().manual_seed(0)
+    zipf = -torch.arange(1.0, vocab_size + 1).log()
+    for part in range(6):
+        logits = torch.stack([zipf[torch.randperm(vocab_size, generator=generator)]] * 50)
+        rows = [row(n, seed=part) for n in range(50)]
+        one, other = unlike(logits, 2 * part), unlike(logits, 2 * part + 1)
+        assert draw(one, *rows) == draw(other, *rows)
+        target = torch.rand(50, 1, generator=generator, dtype=torch.float64)
+        first, second = (x.double().softmax(1).cumsum(1) for x in (one, other))
+        inverted += int(((first < target).sum(1) != (second < target).sum(1)).sum())
+    assert inverted > 0
+
+
+def test_noise_of_a_token_does_not_depend_on_the_truncation() -> None:
+    """Who wins among all wins among fewer, too."""
+    logits = logits_of(1, 2.0).repeat(200, 1)
+    everyone = draw(logits, *[row(n) for n in range(200)])
+    for truncation in [{"top_k": 30}, {"top_k": 600}, {"top_p": 0.7}, {"min_p": 0.02}]:
+        rows = [row(n, **truncation) for n in range(200)]
+        kept = reference.kept(logits[0], rows[0].sampling)
+        found = draw(logits, *rows)
+        same = [a == b for a, b in zip(found, everyone, strict=True) if b in kept]
+        assert all(same)
+        assert 20 < len(same) < 200
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-7, 1e-6, 1e-5, 1e-4])

@@ -10,7 +10,7 @@ from torch import Tensor
 from replicas.core.sampling_params import SamplingParams
 from replicas.engine.draw_params import DrawParams
 from replicas.engine.logit_processors import SampleRow
-from replicas.engine.truncation import Limits, keep_few, keep_many
+from replicas.engine.truncation import Limits, keep_few, keep_many, keep_only_
 from replicas.engine.weights import DEEPEST, ONE
 from tests.replicas.engine import sampling_reference as reference
 from tests.replicas.engine.sampling_cases import sampled_params, score_rows
@@ -29,14 +29,16 @@ def draw_params(scores: Tensor, *params: SamplingParams) -> DrawParams:
     return DrawParams.of(rows, scores.shape[1], scores.device)
 
 
-def few(scores: Tensor, params: DrawParams, count: int, total: Tensor | None) -> dict[int, int]:
+def few(scores: Tensor, params: DrawParams, count: int, total: Tensor | None) -> set[int]:
     """What `keep_few` keeps of one row; empty where it finds the row incomplete."""
     (found,) = keep_few(scores, params, torch.tensor([count]), total)
     assert found.rows.tolist() == [0]
     if not found.complete.item():
-        return {}
-    pairs = zip(found.token_ids[0].tolist(), found.weights[0].tolist(), strict=True)
-    return {token: int(weight) for token, weight in pairs if weight}
+        return set()
+    kept = found.scores[0] > -torch.inf
+    token_ids: list[int] = found.token_ids[0, kept].tolist()
+    assert torch.equal(found.scores[0, kept], scores[0, token_ids])
+    return set(token_ids)
 
 
 def many(scores: Tensor, params: DrawParams, limits: Limits) -> list[dict[int, int]]:
@@ -60,12 +62,12 @@ def test_kept_set_over_the_vocabulary(scores: Tensor, sampling: SamplingParams) 
 @given(scores=score_rows(), sampling=sampled_params())
 def test_kept_set_of_few_candidates(scores: Tensor, sampling: SamplingParams) -> None:
     params = draw_params(scores[None], sampling)
-    wanted = reference.kept(scores, sampling)
+    wanted = set(reference.kept(scores, sampling))
     if sampling.top_k:
         assert few(scores[None], params, int(params.top_k), None) == wanted
         return
     total = torch.tensor([sum(reference.whole_weights(scores, sampling.temperature))]).double()
-    assert few(scores[None], params, 5, total) in (wanted, {})
+    assert few(scores[None], params, 5, total) in (wanted, set())
     assert few(scores[None], params, len(scores), total) == wanted
 
 
@@ -73,7 +75,7 @@ def test_nucleus_that_lies_beyond_the_candidates_is_reported() -> None:
     scores = torch.arange(3000.0)[None] / 3000
     params = draw_params(scores, SamplingParams(9, 0, top_p=0.5))
     total = keep_many(scores, params, NO_LIMITS).sum(1, dtype=torch.float64)
-    assert few(scores, params, 10, total) == {}
+    assert few(scores, params, 10, total) == set()
     assert len(many(scores, params, ALL_LIMITS)[0]) > 1000
 
 
@@ -100,12 +102,12 @@ def test_ties_at_every_limit_go_to_the_lowest_ids() -> None:
     scores[0, 400] = 1.0
     by_count = SamplingParams(9, 0, top_k=4)
     assert set(many(scores, draw_params(scores, by_count), ALL_LIMITS)[0]) == {400, 0, 1, 2}
-    assert set(few(scores, draw_params(scores, by_count), 4, None)) == {400, 0, 1, 2}
+    assert few(scores, draw_params(scores, by_count), 4, None) == {400, 0, 1, 2}
     even = torch.zeros(1, 500)
     by_share = draw_params(even, SamplingParams(9, 0, top_p=0.5))
     total = torch.tensor([500 * ONE], dtype=torch.float64)
     assert set(many(even, by_share, ALL_LIMITS)[0]) == set(range(250))
-    assert set(few(even, by_share, 500, total)) == set(range(250))
+    assert few(even, by_share, 500, total) == set(range(250))
 
 
 def test_scores_at_the_edges_of_bins() -> None:
@@ -128,3 +130,12 @@ def test_rows_keep_to_their_own_limits() -> None:
     wanted = [reference.kept(row, p) for row, p in zip(scores, params, strict=True)]
     assert found == wanted
     assert len({len(kept) for kept in found}) == 4
+
+
+def test_scores_of_what_is_kept() -> None:
+    scores = torch.tensor([[5.0, 3e38, -3e38, -torch.inf, 0.0, torch.nan]]).repeat(2, 1)
+    weights = torch.tensor([[0.0, 0, 0, 0, 0, 0], [1, 2**34, 7, 0, 1, torch.nan]])
+    dropped, kept = keep_only_(weights, scores).tolist()
+    assert dropped[:5] == [-torch.inf] * 5
+    assert kept[:5] == scores[1, :5].tolist()
+    assert kept[5] != kept[5]
