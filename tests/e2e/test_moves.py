@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import pytest
 from openai import AsyncOpenAI
 
@@ -15,7 +16,7 @@ from tests.e2e.cluster_process import MODEL, ClusterProcess, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-STREAMS = 8
+CROWD = 4
 MAX_TOKENS = 160
 
 
@@ -68,38 +69,54 @@ async def follow(it: AsyncOpenAI, number: int, seen: Seen) -> None:
                 seen.token_ids += choice.token_ids or ()  # type: ignore[attr-defined]
 
 
-def test_what_one_replica_has_no_room_for_goes_on_at_the_other(tight: ClusterProcess) -> None:
-    async def crowd() -> list[Seen]:
-        """Requests begin one after the other, on either replica in turn; then every other one
-        is given up, so that one replica is crowded and the other has room."""
-        everyone = [Seen() for _ in range(STREAMS)]
-        async with AsyncOpenAI(
-            base_url=f"{tight.url}/v1", api_key="none", timeout=300, max_retries=0
-        ) as it:
-            tasks = []
-            for number, seen in enumerate(everyone):
-                tasks.append(asyncio.create_task(follow(it, number, seen)))
-                await seen.begun.wait()
-            for task in tasks[1::2]:
-                task.cancel()
-            for task in tasks:
-                with suppress(asyncio.CancelledError):
-                    await task
-        return everyone[::2]
+def client(cluster: ClusterProcess) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", timeout=300, max_retries=0)
 
+
+def load(cluster: ClusterProcess) -> Counter[str]:
+    """Choices on each replica."""
+    replicas = httpx.get(f"{cluster.url}/health").json()["replicas"]
+    return Counter({name: it["running"] + it["waiting"] for name, it in replicas.items()})
+
+
+async def crowd(cluster: ClusterProcess) -> dict[int, Seen]:
+    """Requests begin one after the other until one replica has its fill; those on the other are
+    given up, so that it has room. Gives what the rest saw, by number."""
+    everyone: list[tuple[str, Seen, asyncio.Task[None]]] = []
+    before = load(cluster)
+    async with client(cluster) as it:
+        while not before or max(before.values()) < CROWD:
+            seen = Seen()
+            task = asyncio.create_task(follow(it, len(everyone), seen))
+            await seen.begun.wait()
+            after = load(cluster)
+            ((home, _),) = (after - before).items()
+            everyone.append((home, seen, task))
+            before = after
+        crowded = before.most_common(1)[0][0]
+        for home, _, task in everyone:
+            if home != crowded:
+                task.cancel()
+        await asyncio.wait([task for _, _, task in everyone])
+        for home, _, task in everyone:
+            if home == crowded:
+                task.result()
+    return {number: seen for number, (home, seen, _) in enumerate(everyone) if home == crowded}
+
+
+def test_what_one_replica_has_no_room_for_goes_on_at_the_other(tight: ClusterProcess) -> None:
     async def quiet(number: int) -> Seen:
         seen = Seen()
-        async with AsyncOpenAI(
-            base_url=f"{tight.url}/v1", api_key="none", timeout=300, max_retries=0
-        ) as it:
+        async with client(tight) as it:
             await follow(it, number, seen)
         return seen
 
-    crowded = asyncio.run(crowd())
-    print([seen.receipt for seen in crowded])
-    moved = [seen for seen in crowded if seen.receipt["moves"]]
+    crowded = asyncio.run(crowd(tight))
+    print([seen.receipt for seen in crowded.values()])
+    moved = [seen for seen in crowded.values() if seen.receipt["moves"]]
     assert moved
     assert all(seen.receipt["preemptions"] >= seen.receipt["moves"] for seen in moved)
-    for number, seen in zip(range(0, STREAMS, 2), crowded, strict=True):
+    assert all(seen.receipt["stall_ms"] > 0 for seen in moved)
+    for number, seen in crowded.items():
         assert seen.token_ids == asyncio.run(quiet(number)).token_ids
         assert len(seen.token_ids) == MAX_TOKENS

@@ -240,6 +240,8 @@ def test_receipt(tokenizer: Tokenizer) -> None:
         "stall_ms": 1000.0,
         "cached_tokens": 6,
         "host_cached_tokens": 4,
+        "failovers": 0,
+        "moves": 0,
     }
     assert usage["prompt_tokens_details"] == {"cached_tokens": 10}
 
