@@ -88,8 +88,8 @@ def test_families_of_prompts_stay_where_their_prefix_is(cluster: ClusterProcess)
 
 @pytest.mark.parametrize(
     ("prefix", "requests", "least", "most"),
-    [(PREFIX[: len(PREFIX) // 4], 40, 10, 17), (PREFIX, MAX_QUEUED, 4, MAX_QUEUED * 3 // 5)],
-    ids=["100 tokens", "400 tokens"],
+    [(PREFIX[: len(PREFIX) // 8], 40, 10, 17), (PREFIX, MAX_QUEUED, 4, MAX_QUEUED * 3 // 5)],
+    ids=["50 tokens", "400 tokens"],
 )
 def test_one_popular_prefix_does_not_overload_its_holder(
     cluster: ClusterProcess, prefix: str, requests: int, least: int, most: int
