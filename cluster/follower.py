@@ -98,9 +98,10 @@ class Follower:
         Raises:
             BackendError: the request failed, or as many replicas as allowed did.
         """
-        lane = await first_of([self._main] if self._rival is None else [self._main, self._rival])
+        rival = self._rival
+        lane = self._main if rival is None else await first_of([self._main, rival])
         try:
-            deltas = lane.take()
+            deltas = await lane.take()
         except ReplicaLost as lost:
             return await self._lose(lane, lost)
         except BackendError:

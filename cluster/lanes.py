@@ -53,12 +53,12 @@ class Lane:
             self._next = asyncio.ensure_future(anext(self._stream))
         return self._next
 
-    def take(self) -> Sequence[TokenDelta] | None:
-        """What came: None at the end; raises what the attempt raised."""
-        arrived, self._next = self._next, None
-        assert arrived is not None
+    async def take(self) -> Sequence[TokenDelta] | None:
+        """What comes next: None at the end; raises what the attempt raises."""
+        pending, self._next = self._next, None
         try:
-            return arrived.result()
+            # Alone, a lane needs no task of its own for each step.
+            return await (anext(self._stream) if pending is None else pending)
         except StopAsyncIteration:
             return None
 
