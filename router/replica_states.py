@@ -39,10 +39,6 @@ class ReplicaState:
         """Whether it can be believed."""
         return self.connected and now - self.received_at <= STALE_AFTER_S
 
-    def age(self, now: float) -> float:
-        """Seconds since the latest word; infinite before the first."""
-        return now - self.received_at
-
     def begin(self, snapshot: FeedSnapshot, now: float) -> None:
         """All anew, over a new connection."""
         self.connected = True

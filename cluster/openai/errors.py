@@ -47,11 +47,6 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, "invalid_request_error", param, code)
 
 
-def unauthorized(message: str) -> ApiError:
-    """401: no key, or one that is not known."""
-    return ApiError(401, message, "authentication_error", code="invalid_api_key")
-
-
 def model_not_found(model: str) -> ApiError:
     """404: a model that is not served here."""
     message = f"the model {model!r} is not served here"
@@ -64,22 +59,13 @@ def too_large(limit: int) -> ApiError:
     return ApiError(413, message, "invalid_request_error", code="request_too_large")
 
 
-def rate_limited(message: str, retry_after_s: float) -> ApiError:
-    """429: this client has used up its share for now."""
-    return _retry_later(429, message, "rate_limit_error", "rate_limit_exceeded", retry_after_s)
-
-
 def overloaded(message: str, retry_after_s: float) -> ApiError:
     """503: the server has no room at the moment."""
-    return _retry_later(503, message, "server_error", "overloaded", retry_after_s)
+    # Retry-After has whole seconds: rounded up, so that nobody is asked to come back too early.
+    headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+    return ApiError(503, message, "server_error", code="overloaded", headers=headers)
 
 
 def server_error(message: str) -> ApiError:
     """500: the request was fine and could not be served all the same."""
     return ApiError(500, message, "server_error", code="internal_error")
-
-
-def _retry_later(status: int, message: str, kind: str, code: str, retry_after_s: float) -> ApiError:
-    # Retry-After has whole seconds: rounded up, so that nobody is asked to come back too early.
-    headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
-    return ApiError(status, message, kind, code=code, headers=headers)

@@ -83,7 +83,7 @@ class Admission:
 
     def reserve(self, choice: Choice) -> int:
         """Blocks that must stay free beside the choice's own."""
-        return self._caution if self._cautious and choice.epoch == 0 else self._reserve
+        return self._caution if self._cautious and not choice.returns else self._reserve
 
     def foresees_room(self, choice: Choice, running: Sequence[Choice]) -> bool:
         """Whether the pool will do until all of these have ended, as far as can be known."""

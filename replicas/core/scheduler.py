@@ -273,7 +273,7 @@ class Scheduler:
                 c
                 for c in self.running
                 if c.rank >= needy.rank
-                and (c.epoch == 0 or c.progress >= self.config.min_progress_tokens)
+                and (not c.returns or c.progress >= self.config.min_progress_tokens)
             ]
         return self._preempter.choose(candidates)
 

@@ -139,3 +139,20 @@ def test_any_chain_of_lost_replicas_equals_one_that_lives(
     whole.submit(original)
     whole.run()
     assert {("a", index): outputs for index, outputs in seen.items()} == whole.outputs
+
+
+def test_one_that_comes_from_a_lost_replica_is_protected_until_it_made_progress() -> None:
+    """Like any resumed one: else it would go from hand to hand."""
+    replica = Replica(6, min_progress_tokens=3, max_num_seqs=3)
+    taken = make_request("taken", range(20, 27), max_tokens=20)
+    replica.submit(
+        make_request("leader", range(3), max_tokens=4),
+        make_request("needy", range(10, 13), max_tokens=12),
+        replace(taken, progress=(ChoiceProgress((1,)),)),
+    )
+    while replica.scheduler.has_work and not replica.scheduler.stats.preemptions:
+        replica.step()
+    choice = replica.choice("taken")
+    assert choice.epoch == 0 or len(choice.output_token_ids) >= 1 + 3
+    for request_id in ("leader", "needy", "taken"):
+        replica.abort(request_id)
