@@ -31,6 +31,16 @@ def build(config: ClusterConfig) -> Application:
     Raises:
         ConfigError, ModelSourceError: what can be refused before any model is loaded.
     """
+    router = RequestRouterConfig(
+        # A path, as Serve pickles a class with its module by value.
+        request_router_class="router.serve_router:QuireRouter",  # type: ignore[arg-type]
+        request_router_kwargs={"policy": config.router.policy},
+    )
+    return build_with(router, config)
+
+
+def build_with(router: RequestRouterConfig, config: ClusterConfig) -> Application:
+    """`build` with a router of one's own between ingress and replicas."""
     check_environment()
     sources.check_hf_kernels_absent()
     sources.resolve(config.model.source, config.model.revision)
@@ -40,6 +50,7 @@ def build(config: ClusterConfig) -> Application:
     device = resolve_device(config, gpus)
     count, threads = resolve_replicas(config, cores, gpus)
     served_name = config.model.served_name or config.model.source
+    scaling = config.replicas.autoscaling
     replicas = (
         serve.deployment()(Replica)
         .options(
@@ -53,11 +64,7 @@ def build(config: ClusterConfig) -> Application:
                 "num_gpus": 1 if device == "cuda" else 0,
                 "runtime_env": {"env_vars": _openmp(threads)},
             },
-            request_router_config=RequestRouterConfig(
-                # A path, as Serve pickles a class with its module by value.
-                request_router_class="router.serve_router:QuireRouter",  # type: ignore[arg-type]
-                request_router_kwargs={"policy": config.router.policy},
-            ),
+            request_router_config=router,
         )
         .bind(
             ReplicaSettings(
@@ -85,6 +92,7 @@ def build(config: ClusterConfig) -> Application:
                 served_name=served_name,
                 limits=config.limits,
                 recording=config.recording,
+                may_sleep=scaling is not None and scaling.min == 0,
                 follow=FollowLimits(
                     max_failovers=config.router.max_failovers,
                     patience_s=config.router.failover_patience_s,

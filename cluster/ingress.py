@@ -50,6 +50,8 @@ class IngressSettings:
     limits: LimitsConfig
     follow: FollowLimits
     recording: RecordingConfig | None
+    may_sleep: bool
+    """Whether it is as it should be that there is no replica: the next request brings one."""
 
 
 @serve.ingress()
@@ -61,6 +63,7 @@ class Ingress:
     ) -> None:
         self._replicas = replicas
         self._served_name = settings.served_name
+        self._may_sleep = settings.may_sleep
         first: ReplicaReport = await replicas.report.remote()  # waits for a replica to be up
         self._engine = first.engine
         listener = ReplyListener(ray.util.get_node_ip_address())
@@ -98,24 +101,26 @@ class Ingress:
 
     async def metrics(self) -> bytes:
         """Prometheus text: all replicas that answer in time, this ingress and its router."""
-        replicas = await self._ask_all("metrics")
+        replicas = await self._ask_all("metrics") or ()
         hops = metrics.hops(self._backend.hops)
         return metrics.exposition([*replicas, router_metrics.REGISTRY.collect(), hops])
 
     async def health(self) -> tuple[bool, Mapping[str, Any]]:
-        """Whether any replica makes progress, and what each of them does."""
-        reports: list[ReplicaReport] = await self._ask_all("report")
-        healthy = any(report.failure is None for report in reports)
+        """Whether any replica makes progress, or none is needed, and what each of them does."""
+        reports: list[ReplicaReport] | None = await self._ask_all("report")
+        healthy = any(report.failure is None for report in reports or ())
+        if reports is None and self._may_sleep:
+            healthy = True
         replicas = {
             report.replica_id: asdict(report.snapshot) | {"failure": report.failure}
-            for report in reports
+            for report in reports or ()
         }
         return healthy, {"replicas": replicas}
 
     async def summary(self) -> str:
         """One line on what is served, for whoever started the cluster."""
         engine = self._engine
-        count = len(await self._ask_all("report"))
+        count = len(await self._ask_all("report") or ())
         fit = engine.kv_tokens // engine.max_model_len
         return (
             f"model {self._served_name}, {engine.device}, {engine.dtype}, "
@@ -135,12 +140,15 @@ class Ingress:
         if recorder is not None:
             recorder.close(RECORDER_CLOSE_S)
 
-    async def _ask_all(self, method: str) -> list[Any]:
+    async def _ask_all(self, method: str) -> list[Any] | None:
+        """The answers that came in time; None where there is no replica."""
         try:
             answers = await self._replicas.broadcast(method).results_async(
                 timeout_s=ANSWER_TIMEOUT_S, return_exceptions=True
             )
-        except (TimeoutError, DeploymentUnavailableError):
+        except DeploymentUnavailableError:
+            return None
+        except TimeoutError:
             return []
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 

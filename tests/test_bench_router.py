@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.router_model import engines
 from tests.benchmarks.router_model.cache import Cache, Lru
 from tests.benchmarks.router_model.cases import CASES, OURS, policies
 from tests.benchmarks.router_model.model import Replica, Setup
@@ -105,9 +106,13 @@ def test_a_quick_run_fills_the_tables(tmp_path: Path) -> None:
     runs = results["model"]["runs"]
     assert len(runs) == 2 * len(CASES)
     assert all(0 < run["hit"] < 100 and run["ttft_mean_s"] > 0 for run in runs)
+    real = results["engines"]
+    assert len(real) == 2 * len(engines.CASES)
+    assert all(run["requests"] > 0 and run["ttft_s"]["mean"] > 0 for run in real)
+    assert done.stdout.count("| ours / best rival |") == len(engines.CASES)
     assert [row["replicas"] for row in results["decisions"]] == [8, 64]
     assert all(0 < row["p50_ms"] <= row["p99_ms"] for row in results["decisions"])
-    assert done.stdout.count("###") == len(CASES) + 1
+    assert done.stdout.count("###") == len(CASES) + len(engines.CASES) + 1
     assert f"| {OURS} |" in done.stdout
 
 

@@ -1,7 +1,8 @@
-"""`make bench-router`: placement policies in the simple model, and what a decision takes.
+"""`make bench-router`: placement policies in two models, and what a decision takes.
 
 The simple model has no scheduler, only queues and caches: its figures can be compared with those
-that others got from the same model, and say nothing of a real engine's speed.
+that others got from the same model, and say nothing of a real engine's speed. The second has the
+real scheduler in the loop, over a roofline of a GPU: there, only ratios between policies count.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.router_model import cases, report
+from tests.benchmarks.router_model import cases, engines, report
 from tests.benchmarks.router_model.decisions import QUICK, STANDARD, Decisions
 
 _QUICK_REQUESTS = 100
@@ -29,6 +30,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--decisions", action="store_true", help="time decisions, too")
     parser.add_argument("--policy", action="append", choices=cases.policies(), help="default: all")
     parser.add_argument("--replays", type=int, default=3, help="of device-only cases (default: 3)")
+    parser.add_argument(
+        "--requests",
+        type=int,
+        default=engines.REQUESTS,
+        help="with the real scheduler, of each workload; 0 leaves that part out (default: "
+        "%(default)s)",
+    )
     parser.add_argument("--workers", type=int, default=cores, help=f"processes (default: {cores})")
     parser.add_argument("--quick", action="store_true", help="little of it, to see that it works")
     parser.add_argument("--json", type=Path, help="write all outcomes there too")
@@ -53,6 +61,12 @@ def main() -> int:
         found = cases.run_all(source, wanted, arguments.workers, _say)
         print(report.render(found, judge=not arguments.quick), end="\n\n", flush=True)
         outcome["model"] = report.to_json(found)
+        most = min(arguments.requests, _QUICK_REQUESTS if arguments.quick else arguments.requests)
+        if most > 0:
+            source = cases.Source(arguments.trace, most)
+            real = engines.run_all(source, names, arguments.workers, _say)
+            print(engines.render(real), end="\n\n", flush=True)
+            outcome["engines"] = engines.to_json(real)
     if arguments.decisions:
         times = Decisions(QUICK if arguments.quick else STANDARD, _say).run()
         print(times.render(judge=not arguments.quick), end="\n\n", flush=True)

@@ -25,7 +25,7 @@ TITLE = "ServeReplica:quire:Replica"
 
 @pytest.fixture(scope="module")
 def elastic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
-    """One replica that may become two, and that has a second to finish what runs on it."""
+    """A replica that may become two, or none, and that has a second to finish what runs on it."""
     with running(
         tmp_path_factory.mktemp("elastic"),
         model={"source": "embedded", "dtype": "float32"},
@@ -36,6 +36,7 @@ def elastic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess
             "threads": 1,
             "drain_s": 1.0,
             "autoscaling": {
+                "min": 0,
                 "max": 2,
                 "target_queue_s": 0.5,
                 "target_kv_used": 0.9,
@@ -121,7 +122,6 @@ async def burst(cluster: ClusterProcess) -> None:
 def test_replicas_come_with_the_load_and_go_without_cutting_a_stream(
     elastic: ClusterProcess,
 ) -> None:
-    assert reporting(elastic) == 1
     asyncio.run(burst(elastic))
     assert len(elastic.pids(TITLE)) == 2
     # Light work from here on: one of the two has to go while the streams run on both.
@@ -133,6 +133,18 @@ def test_replicas_come_with_the_load_and_go_without_cutting_a_stream(
     assert disturbed == asyncio.run(quiet(elastic, [len(ids) for ids in disturbed]))
     (left,) = httpx.get(f"{elastic.url}/health").json()["replicas"].values()
     assert (left["running"], left["waiting"], left["used_blocks"]) == (0, 0, 0)
+
+
+def test_the_last_replica_goes_and_the_next_request_brings_one(elastic: ClusterProcess) -> None:
+    """O22: from zero a request waits and is served, not refused."""
+    until(lambda: not elastic.pids(TITLE), elastic)
+    until(lambda: reporting(elastic) == 0, elastic)
+    assert httpx.get(f"{elastic.url}/health").status_code == 200, "it only sleeps"
+    begin = time.monotonic()
+    (cold,) = asyncio.run(quiet(elastic, [8]))
+    print(f"from zero replicas a request was served in {time.monotonic() - begin:.1f} s")
+    assert len(cold) == 8
+    assert cold == asyncio.run(quiet(elastic, [8]))[0]
 
 
 def counter(cluster: ClusterProcess, name: str) -> float:

@@ -88,13 +88,15 @@ def test_families_of_prompts_stay_where_their_prefix_is(cluster: ClusterProcess)
 
 @pytest.mark.parametrize(
     ("prefix", "requests", "least", "most"),
-    [(PREFIX[: len(PREFIX) // 8], 40, 10, 17), (PREFIX, MAX_QUEUED, 4, MAX_QUEUED * 3 // 5)],
+    [(PREFIX[: len(PREFIX) // 8], 40, 6, 22), (PREFIX, MAX_QUEUED, 4, MAX_QUEUED * 3 // 5)],
     ids=["50 tokens", "400 tokens"],
 )
 def test_one_popular_prefix_does_not_overload_its_holder(
     cluster: ClusterProcess, prefix: str, requests: int, least: int, most: int
 ) -> None:
-    """The longer the prefix, the later a copy of it pays."""
+    """The longer the prefix, the later a copy of it pays. Replicas that share two cores measure
+    themselves unequally fast and get shares to match: how even equals are is for
+    tests/router/test_placement.py, where the rates are given."""
 
     async def run() -> list[dict[str, Any]]:
         async with client(cluster) as it:
