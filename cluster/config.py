@@ -155,10 +155,22 @@ class ClusterConfig(_Section):
 
 
 def resolve_device(config: ClusterConfig, gpus: int) -> Literal["cpu", "cuda"]:
-    """The device replicas run on, in a cluster with `gpus` GPUs."""
-    if config.model.device == "auto":
-        return "cuda" if gpus else "cpu"
-    return config.model.device
+    """The device replicas run on, in a cluster with `gpus` GPUs.
+
+    Raises:
+        ConfigError: Triton's kernels are asked for without a GPU to run them.
+    """
+    device = config.model.device
+    if device == "auto":
+        device = "cuda" if gpus else "cpu"
+    if device == "cpu" and config.engine.kernel_backend == "triton":
+        raise ConfigError(
+            [
+                "engine.kernel_backend: 'triton' needs a GPU, and replicas run on the CPU; allowed "
+                "here: 'auto' or 'torch'"
+            ]
+        )
+    return device
 
 
 def resolve_replicas(config: ClusterConfig, cores: int, gpus: int) -> tuple[int, int]:

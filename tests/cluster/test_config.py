@@ -54,6 +54,13 @@ def test_the_device_may_be_chosen() -> None:
     assert resolve_replicas(_config("cpu"), cores=2, gpus=4) == (2, 1)
 
 
+def test_triton_without_a_gpu_is_refused_by_name() -> None:
+    config = ClusterConfig.model_validate({"engine": {"kernel_backend": "triton"}})
+    assert resolve_device(config, gpus=1) == "cuda"
+    with pytest.raises(ConfigError, match=r"engine\.kernel_backend: 'triton' needs a GPU"):
+        resolve_device(config, gpus=0)
+
+
 def test_a_missing_gpu_is_named_unless_the_count_says_they_will_come() -> None:
     with pytest.raises(ConfigError, match=r"model\.device: 'cuda', but the cluster has no GPU"):
         resolve_replicas(_config("cuda"), cores=2, gpus=0)

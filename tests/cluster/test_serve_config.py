@@ -98,8 +98,11 @@ block_size: 16 | gpu_memory_utilization: 0 | args.engine.gpu_memory_utilization
     | 0 is refused; allowed: a number above 0 and up to 1 (default 0.9)
 block_size: 16 | enable_prefix_caching: 1 | args.engine.enable_prefix_caching
     | 1 is refused; allowed: true or false (default true)
-block_size: 16 | kv_cache_dtype: fp8 | args.engine.kv_cache_dtype
-    | 'fp8' is not supported yet; allowed: one of 'auto', 'float32', 'bfloat16' (default 'auto')
+block_size: 16 | kv_cache_dtype: int8 | args.engine.kv_cache_dtype
+    | 'int8' is refused; allowed: one of 'auto', 'float32', 'bfloat16', 'fp8', 'fp8_e4m3' \
+(default 'auto')
+block_size: 16 | kernel_backend: cuda | args.engine.kernel_backend
+    | 'cuda' is refused; allowed: one of 'auto', 'triton', 'torch' (default 'auto')
 block_size: 16 | preemption_mode: swap | args.engine
     | preemption_mode 'swap' needs a host tier: set swap_space above 0 GiB
 block_size: 16 | restore_patience_s: 0 | args.engine.restore_patience_s

@@ -188,7 +188,7 @@ def test_bursts_of_requests_cancelled_at_once_do_not_run_on(cluster: ClusterProc
 
 
 def test_health_answers_while_long_prompts_are_computed(cluster: ClusterProcess) -> None:
-    """Real work is no reason to be taken for dead: compute never holds the replica's loop."""
+    """O21: real work is no reason to be taken for dead; compute never holds the replica's loop."""
     before = set(snapshots(cluster))
     waits: list[float] = []
 
