@@ -31,6 +31,10 @@ class AttentionParams:
     soft_cap: float | None = None
     sinks: Tensor | None = None
     """[Hq], logits that join each head's softmax denominator and have no value."""
+    k_scale: Tensor | None = None
+    """[Hkv] float32, what an e4m3 pool's keys are multiplied by; None for other pools."""
+    v_scale: Tensor | None = None
+    """[Hkv] float32, the same of its values."""
 
     @property
     def query_scale(self) -> float:

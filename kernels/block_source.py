@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention_batch import IntArray
+from kernels.fp8 import movable, widen
 from kernels.pool_layout import stored_transposed
 
 
@@ -38,10 +39,11 @@ class BlockSource:
     def _read(self, pool: Tensor, dtype: torch.dtype) -> Tensor:
         if isinstance(self._which, slice):
             taken = pool[self._which]
-            return taken if pool.dtype == dtype else self._room(pool, dtype).copy_(taken)
+            return taken if pool.dtype == dtype else widen(taken, self._room(pool, dtype))
         if pool.dtype == dtype:
             return torch.index_select(pool, 0, self._which, out=self._room(pool, dtype))
-        return self._room(pool, dtype).copy_(pool.index_select(0, self._which))
+        taken = movable(pool).index_select(0, self._which).view(pool.dtype)
+        return widen(taken, self._room(pool, dtype))
 
     def _room(self, pool: Tensor, dtype: torch.dtype) -> Tensor:
         shape = (self.count, *pool.shape[1:])

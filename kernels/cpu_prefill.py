@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.attention_batch import AttentionBatch
 from kernels.attention_params import AttentionParams
+from kernels.fp8 import converted, movable
 from kernels.pool_layout import stored_transposed
 
 TILE_TOKENS = 64
@@ -21,9 +22,13 @@ def gather_context(blocks: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
     """`[kv_heads, len(table) * block_size, head_dim]` in `dtype`, in the storage order of
     `blocks` (gathering the other one costs several times as much)."""
     if stored_transposed(blocks):
-        taken = blocks.transpose(2, 3).index_select(0, table).to(dtype)
+        taken = _taken(blocks.transpose(2, 3), table, dtype)
         return taken.permute(1, 2, 0, 3).flatten(2, 3).transpose(1, 2)
-    return blocks.index_select(0, table).to(dtype).transpose(0, 1).flatten(1, 2)
+    return _taken(blocks, table, dtype).transpose(0, 1).flatten(1, 2)
+
+
+def _taken(blocks: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
+    return converted(movable(blocks).index_select(0, table).view(blocks.dtype), dtype)
 
 
 def attend_causal(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:

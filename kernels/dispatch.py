@@ -1,25 +1,95 @@
-"""The only chooser of attention kernels."""
+"""The only chooser of kernels: torch's, on any device, or Triton's on a GPU."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from importlib import util
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from kernels.attention_batch import AttentionBatch, DecodeRows, PrefillSegment
-from kernels.attention_params import AttentionParams, LayerShape
-from kernels.compute_dtype import compute_dtype
-from kernels.cpu_bags import BlockBags
-from kernels.cpu_decode import BlockReader, attend_decode
-from kernels.cpu_prefill import attend_causal, attend_tiled, gather_context
-from kernels.cpu_tiles import BlockTiles
-from kernels.decode_plan import DecodeGroup, plan_decode
-from kernels.kv_write import kv_write
-from kernels.pool_layout import stored_transposed
+from kernels import torch_attention
+from kernels.attention_batch import AttentionBatch
+from kernels.attention_params import AttentionParams
+from kernels.block_moves import BlockMoves, TorchBlockMoves
+from kernels.elementwise import Elementwise, TorchElementwise
+from kernels.fp8 import FP8
+from kernels.head_transform import HeadTransform
 
-FLASH_TOKENS = 1024
-"""Fresh tokens from which on flash attention beats tiles."""
+if TYPE_CHECKING:
+    from kernels.gpu.attention_step import AttentionStep
+
+Backend = Literal["triton", "torch"]
+KernelBackend = Literal["auto", "triton", "torch"]
+"""What an operator may ask for."""
+
+_FP8_CAPABILITY = (8, 9)
+"""Of GPUs from which on Triton's kernels convert e4m3."""
+
+
+class KernelBackendError(ValueError):
+    """The kernels asked for cannot run here; the message says why, and what can."""
+
+
+def backend(kernel_backend: KernelBackend, device: str) -> Backend:
+    """Whose kernels run on `device` (`cpu`, `cuda` or `cuda:N`). `auto` takes Triton's wherever
+    there is a GPU and Triton is installed, else torch's.
+
+    Raises:
+        KernelBackendError: `triton` without a GPU, or without Triton.
+    """
+    if kernel_backend == "torch":
+        return "torch"
+    obstacle = _obstacle(device)
+    if obstacle is None:
+        return "triton"
+    if kernel_backend == "triton":
+        raise KernelBackendError(
+            f"kernel_backend 'triton' needs {obstacle}; allowed here: 'auto' or 'torch'"
+        )
+    return "torch"
+
+
+def _obstacle(device: str) -> str | None:
+    """What Triton's kernels lack."""
+    if torch.device(device).type != "cuda":
+        return f"an NVIDIA GPU, and this replica runs on {device!r}"
+    if not torch.cuda.is_available():
+        return "an NVIDIA GPU, and torch finds none"
+    if util.find_spec("triton") is None:
+        return "the package triton, which is not installed"
+    return None
+
+
+def check_fp8(chosen: Backend, device: str) -> None:
+    """Raise KernelBackendError where the `chosen` kernels cannot use an e4m3 pool on `device`."""
+    if chosen == "torch":
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < _FP8_CAPABILITY:
+        raise KernelBackendError(
+            f"kv_cache_dtype 'fp8_e4m3' with Triton's kernels needs a GPU of compute capability "
+            f"8.9, and this one has {major}.{minor}; allowed here: kv_cache_dtype 'bfloat16', or "
+            f"kernel_backend 'torch'"
+        )
+
+
+def elementwise(chosen: Backend) -> Elementwise:
+    """The element-wise ops of the `chosen` kernels."""
+    if chosen == "torch":
+        return TorchElementwise()
+    from kernels.gpu.elementwise import TritonElementwise
+
+    return TritonElementwise()
+
+
+def block_moves(chosen: Backend) -> BlockMoves:
+    """How the `chosen` kernels move whole blocks."""
+    if chosen == "torch":
+        return TorchBlockMoves()
+    from kernels.gpu.block_moves import TritonBlockMoves
+
+    return TritonBlockMoves()
 
 
 def paged_attention(
@@ -28,123 +98,97 @@ def paged_attention(
     value: Tensor,
     key_blocks: Tensor,
     value_blocks: Tensor,
-    batch: AttentionBatch,
+    batch: AttentionBatch | AttentionStep,
     *,
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    heads: HeadTransform | None = None,
 ) -> Tensor:
-    """Write the step's keys and values into the pool, then attend causally over it.
+    """Write the step's keys and values into the pool, then attend causally over it: with torch
+    for an `AttentionBatch`, with Triton for an `AttentionStep`.
 
     `query` `[T, heads, dim]`, `key` `[T, kv_heads, dim]`, `value` `[T, kv_heads, value_dim]`;
     the blocks are one layer's pool, `[num_blocks, kv_heads, block_size, head_dim]` with head_dim
     no less than either dim, of which unused slots hold anything finite. Query p sees keys
-    p - window + 1 .. p. `sinks` `[heads]` are logits that join the softmax denominator. Returns
+    p - window + 1 .. p. `sinks` `[heads]` are logits that join the softmax denominator.
+    `k_scale` and `v_scale`, `[kv_heads]` float32, are what stored values are multiplied by: an
+    e4m3 pool has both, no other has any. `heads` is done to query and key first. Returns
     `[T, heads, value_dim]` in the query's dtype. Not differentiable: call it under
     `torch.inference_mode()` or `no_grad()`.
+
+    Raises:
+        ValueError: an e4m3 pool without scales, or scales for another.
+        VariantError: a GPU is asked for what `kernels/variants.py` does not list.
     """
-    kv_write(key, key_blocks, batch.token_blocks, batch.token_offsets)
-    kv_write(value, value_blocks, batch.token_blocks, batch.token_offsets)
-    layer = _Layer(
-        query=query,
-        key_blocks=key_blocks,
-        value_blocks=value_blocks,
-        value_dim=value.shape[2],
-        batch=batch,
-        params=AttentionParams(scale, window, soft_cap, sinks),
-        dtype=compute_dtype(query, key_blocks),
-    )
-    readers = layer.readers(batch.decode) if batch.decode is not None else ()
-    if len(readers) == 1 and readers[0][0].tokens is None:
-        return layer.decode(*readers[0])
-    output = query.new_empty(*query.shape[:2], value.shape[2])
-    for group, reader in readers:
-        output[group.tokens] = layer.decode(group, reader)
-    for segment in batch.prefill:
-        layer.prefill(segment, key, value, output)
-    return output
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """One layer's attention over blocks that hold the new tokens already."""
-
-    query: Tensor
-    key_blocks: Tensor
-    value_blocks: Tensor
-    value_dim: int
-    batch: AttentionBatch
-    params: AttentionParams
-    dtype: torch.dtype
-
-    def readers(self, rows: DecodeRows) -> tuple[tuple[DecodeGroup, BlockReader], ...]:
-        """The decode rows in groups, each with what reads its blocks; made once a step for all
-        layers of one shape."""
-        keys, window = self.key_blocks, self.params.window
-        shape = (self.query.shape[1:], keys.shape[1:], keys.stride(), keys.dtype)
-
-        def make() -> tuple[tuple[DecodeGroup, BlockReader], ...]:
-            return tuple((group, self._reader(group)) for group in self._groups(rows))
-
-        return self.batch.shared(("readers", window, self.dtype, shape), make)
-
-    def _groups(self, rows: DecodeRows) -> tuple[DecodeGroup, ...]:
-        batch, window = self.batch, self.params.window
-        return plan_decode(rows, batch.num_tokens, batch.block_size, window, self.query.device)
-
-    def _reader(self, group: DecodeGroup) -> BlockReader:
-        """Bags where float32 can be read as rows of transposed keys, else tiles."""
-        shape = LayerShape(
-            num_heads=self.query.shape[1],
-            kv_heads=self.key_blocks.shape[1],
-            key_dim=self.query.shape[2],
-            pool_dim=self.key_blocks.shape[3],
-            block_size=self.batch.block_size,
+    has_scales = [given is not None for given in (k_scale, v_scale)]
+    if has_scales != [key_blocks.dtype == FP8] * 2:
+        raise ValueError(
+            f"k_scale and v_scale go with an e4m3 pool, both or none: given {has_scales} with "
+            f"{key_blocks.dtype}"
         )
-        keys, values = self.key_blocks, self.value_blocks
-        readable = stored_transposed(keys) and values.is_contiguous()
-        if self.dtype == torch.float32 and readable:
-            in_place = keys.dtype == values.dtype == torch.float32
-            return BlockBags(group, shape, in_place=in_place)
-        return BlockTiles(group, shape, self.dtype)
+    params = AttentionParams(scale, window, soft_cap, sinks, k_scale, v_scale)
+    if not isinstance(batch, AttentionBatch):
+        return _with_triton(query, key, value, key_blocks, value_blocks, batch, params, heads)
+    if heads is not None:
+        query, key = heads.apply(query, key)
+    return torch_attention.write_and_attend(
+        query, key, value, key_blocks, value_blocks, batch, params
+    )
 
-    def decode(self, group: DecodeGroup, reader: BlockReader) -> Tensor:
-        """`[N, heads, value_dim]` of the group's rows."""
-        query, tokens = self.query, group.tokens
-        if tokens is not None:
-            query = query.index_select(0, tokens)
-        mixed = attend_decode(query, self.key_blocks, self.value_blocks, group, reader, self.params)
-        return mixed[..., : self.value_dim].to(query.dtype)
 
-    def prefill(self, segment: PrefillSegment, key: Tensor, value: Tensor, output: Tensor) -> None:
-        """Fill the segment's rows of `output`. Where nothing precedes them, the step's `key` and
-        `value` are read rather than the pool, rounded to it so that chunks make no difference."""
-        query, output = self.query[segment.tokens].to(self.dtype), output[segment.tokens]
-        if segment.start == 0:
-            stored = self.key_blocks.dtype
-            keys = key[segment.tokens].to(stored).transpose(0, 1).to(self.dtype)
-            values = value[segment.tokens].to(stored).transpose(0, 1).to(self.dtype)
-        else:
-            keys, values = self._context(segment, len(query))
-        if self._is_plain(segment, len(query)) and query.shape[2] == values.shape[2]:
-            output.copy_(attend_causal(query, keys, values, self.params.scale))
-        else:
-            attend_tiled(query, keys, values, self.batch, self.params, output)
+def _with_triton(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_blocks: Tensor,
+    value_blocks: Tensor,
+    step: AttentionStep,
+    params: AttentionParams,
+    heads: HeadTransform | None,
+) -> Tensor:
+    from kernels.gpu.attention import attend  # only here: a CPU needs no triton
+    from kernels.gpu.kv_write import kv_write
+    from kernels.variants import Layer, require_layer
 
-    def _context(self, segment: PrefillSegment, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the blocks that the segment sees, up to its end."""
-        size, first = self.batch.block_size, 0
-        if self.params.window is not None:
-            first = max(0, segment.start - self.params.window + 1) // size
-        table, end = segment.blocks[first:], segment.start + length - first * size
-        keys = gather_context(self.key_blocks, table, self.dtype)[:, :end]
-        values = gather_context(self.value_blocks, table, self.dtype)[:, :end]
-        return keys[..., : self.query.shape[2]], values[..., : self.value_dim]
+    heads = heads or HeadTransform()
+    if query.is_cuda:  # Triton's interpreter, on a CPU, takes any
+        require_layer(Layer.of(query, value, key_blocks, params, heads))
+    query = kv_write(
+        _packed(query),
+        _packed(key),
+        _packed(value),
+        key_blocks,
+        value_blocks,
+        step.slots,
+        cos=heads.cos,
+        sin=heads.sin,
+        q_norm=heads.q_norm,
+        k_norm=heads.k_norm,
+        eps=heads.norm_eps,
+        k_scale=params.k_scale,
+        v_scale=params.v_scale,
+    )
+    return attend(
+        query,
+        key_blocks,
+        value_blocks[..., : value.shape[2]],
+        step,
+        scale=params.scale,
+        window=params.window,
+        soft_cap=params.soft_cap,
+        sinks=params.sinks,
+        k_scale=params.k_scale,
+        v_scale=params.v_scale,
+    )
 
-    def _is_plain(self, segment: PrefillSegment, length: int) -> bool:
-        """Whether flash attention can do it and is worth it."""
-        params = self.params
-        unbounded = params.window is None or params.window >= length
-        bare = params.soft_cap is None and params.sinks is None
-        return segment.start == 0 and length >= FLASH_TOKENS and unbounded and bare
+
+def _packed(heads: Tensor) -> Tensor:
+    """`[T, heads, dim]` with each token's heads side by side, as kernels take them. Some models
+    compute them head by head, and then torch calls a dimension of size 1 contiguous anyhow."""
+    if heads.stride()[1:] == (heads.shape[2], 1):
+        return heads
+    return torch.empty(heads.shape, dtype=heads.dtype, device=heads.device).copy_(heads)

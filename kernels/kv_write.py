@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from kernels.fp8 import movable
+
 
 def kv_write(new: Tensor, blocks: Tensor, token_blocks: Tensor, token_offsets: Tensor) -> None:
     """Write `new` `[T, kv_heads, dim]` to slot `(token_blocks[t], token_offsets[t])` of `blocks`
@@ -14,5 +16,5 @@ def kv_write(new: Tensor, blocks: Tensor, token_blocks: Tensor, token_offsets: T
     """
     if new.shape[2] < blocks.shape[3]:
         blocks = blocks[..., : new.shape[2]]
-    slots = blocks.permute(0, 2, 1, 3)
-    slots.index_put_((token_blocks, token_offsets), new.to(blocks.dtype))
+    slots = movable(blocks).permute(0, 2, 1, 3)
+    slots.index_put_((token_blocks, token_offsets), movable(new.to(blocks.dtype)))

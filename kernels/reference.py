@@ -39,11 +39,37 @@ def paged_attention_reference(
 ) -> Tensor:
     """`[T, heads, value_dim]` float64; what `dispatch.paged_attention` returns, without writing
     into the pool."""
+    return attention_reference(
+        query,
+        write_reference(key, key_blocks, segments),
+        write_reference(value, value_blocks, segments)[..., : value.shape[2]],
+        segments,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        sinks=sinks,
+    )
+
+
+def attention_reference(
+    query: Tensor,
+    key_blocks: Tensor,
+    value_blocks: Tensor,
+    segments: Sequence[Segment],
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """`[T, heads, value_dim]` float64 of `query` `[T, heads, dim]`, over `key_blocks`
+    `[num_blocks, kv_heads, block_size, >= dim]` and `value_blocks` `[..., value_dim]` that hold the
+    new tokens already; slots that no query sees may hold anything."""
     tokens, heads, dim = query.shape
-    block_size, value_dim = key_blocks.shape[2], value.shape[2]
-    per_kv = heads // key.shape[1]
-    keys = write_reference(key, key_blocks, segments)[..., :dim].double().numpy()
-    values = write_reference(value, value_blocks, segments)[..., :value_dim].double().numpy()
+    block_size, value_dim = value_blocks.shape[2:]
+    per_kv = heads // key_blocks.shape[1]
+    keys = key_blocks[..., :dim].double().numpy()
+    values = value_blocks.double().numpy()
     queries = query.double().numpy()
     output = np.zeros((tokens, heads, value_dim))
     token = 0

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import cpu_bags, cpu_prefill, dispatch
+from kernels import cpu_bags, cpu_prefill, torch_attention
 from kernels.attention_batch import AttentionBatch, Segment
 from tests.kernels.attention_case import AttentionCase, Problem, relative_error
 
@@ -149,7 +149,7 @@ def test_native_bfloat16_within_the_numerics_contract(
     options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a CPU with bfloat16 products does; torch emulates them elsewhere."""
-    monkeypatch.setattr(dispatch, "compute_dtype", lambda query, _blocks: query.dtype)
+    monkeypatch.setattr(torch_attention, "compute_dtype", lambda query, _blocks: query.dtype)
     case = AttentionCase(MIXED, dim=64, dtype=torch.bfloat16, shared_blocks=1)
     case = replace(case, **options)  # type: ignore[arg-type]
     assert case.build().error() < BF16_LIMIT
@@ -162,7 +162,7 @@ def test_bfloat16_beside_flash_attention(
     """`torch.bmm` rounds its scores to bfloat16, flash attention keeps them in float32: with
     native products 1.65 of its error was seen, without 0.9."""
     dtype = torch.bfloat16 if native else torch.float32  # whatever this machine would take
-    monkeypatch.setattr(dispatch, "compute_dtype", lambda _query, _blocks: dtype)
+    monkeypatch.setattr(torch_attention, "compute_dtype", lambda _query, _blocks: dtype)
     problem = AttentionCase(
         [(0, 150)], heads=4, kv_heads=4, dim=64, block_size=64, dtype=torch.bfloat16
     ).build()
@@ -223,8 +223,8 @@ def test_a_pool_beyond_int32_is_indexed_with_int64(monkeypatch: pytest.MonkeyPat
 def test_long_fresh_prefill_is_flash_attention(
     length: int, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "FLASH_TOKENS", 40)
-    monkeypatch.setattr(dispatch, "attend_tiled", _unexpected)
+    monkeypatch.setattr(torch_attention, "FLASH_TOKENS", 40)
+    monkeypatch.setattr(torch_attention, "attend_tiled", _unexpected)
     assert AttentionCase([(0, length)], heads=8, **options).build().error() < FP32_LIMIT
 
 
@@ -241,8 +241,8 @@ def test_long_fresh_prefill_is_flash_attention(
 def test_what_flash_attention_cannot_do_is_tiled(
     options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "FLASH_TOKENS", 40)
-    monkeypatch.setattr(dispatch, "attend_causal", _unexpected)
+    monkeypatch.setattr(torch_attention, "FLASH_TOKENS", 40)
+    monkeypatch.setattr(torch_attention, "attend_causal", _unexpected)
     case = replace(AttentionCase([(0, 64)]), **options)  # type: ignore[arg-type]
     assert case.build().error() < FP32_LIMIT
 

@@ -1,0 +1,92 @@
+"""What every compiled variant must keep to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.kernels.aot.compiling import Compiled, Target
+from tests.kernels.aot.machine_code import MachineCode
+
+KIB = 1024
+SHARED_LIMIT = {80: 163 * KIB, 90: 227 * KIB, 100: 227 * KIB}
+"""Bytes that one program may have (CUDA C++ Programming Guide, "Compute Capabilities")."""
+
+
+FP8 = "fp8e4nv"
+STREAMING = frozenset(
+    {"kv_write", "rms_norm", "silu_mul", "block_copy", "block_gather", "block_scatter"}
+)
+"""Ops that do little but move memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """Stack that is put up with."""
+
+    op: str
+    arch: int
+    aligned: bool
+    stack: int
+    """Bytes a thread, at the most."""
+    reason: str
+
+
+UNALIGNED = (
+    "nobody passes such pointers: torch aligns to 512 bytes, views start at whole heads or blocks. "
+    "Without wide loads a tile needs one address for each pair of bytes"
+)
+ALLOWANCES: tuple[Allowance, ...] = (
+    *(
+        Allowance(op, arch, aligned=False, stack=4096, reason=UNALIGNED)
+        for op in ("attn_decode", "attn_prefill")
+        for arch in SHARED_LIMIT
+    ),
+)
+
+
+def faults(key: str, target: Target, compiled: Compiled) -> list[str]:
+    """What is wrong, in words, with the variant of that identity; empty where nothing is."""
+    op = key.partition("[")[0]
+    if compiled.code is None:
+        return [f"does not compile: {compiled.error}"]
+    found = [f"unwidened index: {overflow}" for overflow in compiled.overflows]
+    limit = SHARED_LIMIT[target.arch]
+    if compiled.shared > limit:
+        found.append(f"{compiled.shared:,} bytes of shared memory, the device has {limit:,}")
+    found += _spills(op, target, compiled.code)
+    if op == "attn_prefill" and target.arch == 90 and not compiled.code.wgmma:
+        found.append("no wgmma")
+    if op == "attn_prefill" and target.arch == 100 and not compiled.code.tcgen05:
+        found.append("no tcgen05")
+    if target.aligned:
+        found += _narrow(op, compiled.code, fp8=FP8 in key)
+    return found
+
+
+def _narrow(op: str, code: MachineCode, *, fp8: bool) -> list[str]:
+    """Where pointers are multiples of 16 bytes, data moves in pieces of 16 bytes; but values of a
+    byte each come in pieces of 8, in the layout that Triton gives them before they are converted.
+    """
+    if op == "attn_decode" and not code.wide_copies:
+        return ["no asynchronous copies of 16 bytes in the loop"]
+    if op == "attn_decode" and code.narrow_copies and not fp8:
+        return [f"{code.narrow_copies} asynchronous copies of fewer than 16 bytes in the loop"]
+    if op in STREAMING and not code.wide_loads:
+        return ["no loads of 16 bytes"]
+    return []
+
+
+def _spills(op: str, target: Target, code: MachineCode) -> list[str]:
+    allowed = max(
+        (
+            known.stack
+            for known in ALLOWANCES
+            if (known.op, known.arch, known.aligned) == (op, target.arch, target.aligned)
+        ),
+        default=0,
+    )
+    if code.stack > allowed:
+        return [f"{code.stack} bytes of stack, {allowed} allowed"]
+    if code.local and not allowed:
+        return [f"{code.local} instructions on local memory"]
+    return []
