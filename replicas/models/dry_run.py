@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from kernels.attention_batch import AttentionBatch, Segment
 from kernels.pool_layout import transposed_keys
 from replicas.models.architectures import check_architecture
+from replicas.models.attention_recorder import AttentionRecorder
 from replicas.models.errors import UnsupportedArchitectureError
 from replicas.models.hf_adapter import ATTENTION, AttentionCall, PagedAttention, run
 
@@ -33,6 +34,8 @@ class ModelShapes:
     key_dim: int
     value_dim: int
     vocab_size: int
+    windows: tuple[int | None, ...]
+    """The distinct ones, in the layers' order."""
 
 
 def inspect(model: PreTrainedModel) -> ModelShapes:
@@ -67,17 +70,6 @@ class _MisfitError(Exception):
     """What does not fit, without the architecture's name."""
 
 
-class _Recorder:
-    """Notes the calls; the values, instead of their averages, are the output."""
-
-    def __init__(self) -> None:
-        self.calls: list[AttentionCall] = []
-
-    def attend(self, call: AttentionCall) -> Tensor:
-        self.calls.append(call)
-        return call.value.repeat_interleave(call.query.shape[1] // call.value.shape[1], dim=1)
-
-
 class _SmallPool:
     """A KV pool that just holds the dry run; block 0 is reserved."""
 
@@ -94,9 +86,12 @@ class _SmallPool:
         keys, values = self._memory[index]
         return (transposed_keys(keys) if keys.device.type == "cpu" else keys), values
 
+    def scales(self, index: int) -> None:
+        """None: it keeps the model's own element type."""
+
 
 def _record(model: PreTrainedModel) -> ModelShapes:
-    recorder = _Recorder()
+    recorder = AttentionRecorder()
     tokens = _tokens(model)[:1]
     logits = run(model, tokens, torch.zeros_like(tokens), recorder, torch.zeros_like(tokens))
     layers = model.config.get_text_config().num_hidden_layers
@@ -110,6 +105,7 @@ def _record(model: PreTrainedModel) -> ModelShapes:
         key_dim=first.key.shape[2],
         value_dim=first.value.shape[2],
         vocab_size=logits.shape[-1],
+        windows=tuple(dict.fromkeys(call.window for call in recorder.calls)),
     )
 
 

@@ -1,111 +1,50 @@
 """Replaces modules of a loaded model by faster ones that compute the same.
 
-Norms and MLPs are run beside their replacements, and replaced only where the results agree.
+Each is run beside its replacement, and replaced only where the results agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections import Counter
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from transformers import PreTrainedModel
 
+from kernels.elementwise import Elementwise, TorchElementwise
+from replicas.models.fused_attention import attention_names, fuse_attention
+from replicas.models.fused_decoder_layer import fuse_layers, layer_names
+from replicas.models.gated_mlp import fuse_mlps, swap_mlps
+from replicas.models.norms import swap_norms
+from replicas.models.observation import observe
 from replicas.models.packed_linear import pack_linears
 
-_ROWS = 4
-_TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 3e-4}
-"""Relative error: sums in another order pass, a rounding more or less does not."""
+_OURS = "replicas.models."
 
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, in the weight's dtype, rounded to x's."""
-
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., width] -> [..., width]."""
-        weight = self.weight
-        return F.rms_norm(x.to(weight.dtype), weight.shape, weight, self.eps).to(x.dtype)
-
-
-class RoundedRMSNorm(RMSNorm):
-    """The same, with x / rms(x) rounded to x's dtype before the weight comes in."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., width] -> [..., width]."""
-        return F.rms_norm(x, self.weight.shape, None, self.eps) * self.weight
-
-
-class GatedMLP(nn.Module):
-    """down(activation(gate(x)) * up(x)), without memory for each step of it."""
-
-    def __init__(self, gate: nn.Module, up: nn.Module, down: nn.Module, act: nn.Module) -> None:
-        super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = gate, up, down
-        self.act_fn = nn.SiLU(inplace=True) if type(act) is nn.SiLU else act
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., hidden] -> [..., hidden]."""
-        hidden: Tensor = self.act_fn(self.gate_proj(x))
-        output: Tensor = self.down_proj(hidden.mul_(self.up_proj(x)))
-        return output
+_logger = logging.getLogger(__name__)
 
 
 @torch.inference_mode()
-def swap(model: nn.Module) -> None:
-    """Replace, in place, RMS norms, gated MLPs and, on CPU, linear layers."""
-    _swap_norms(model)
-    _swap_mlps(model)
-    if next(model.parameters()).device.type == "cpu":
-        pack_linears(model)
+def swap_for_cpu(model: PreTrainedModel) -> None:
+    """Replace, in place, RMS norms, gated MLPs and linear layers. Fusing linear layers would
+    gain nothing on a CPU."""
+    swap_norms(model, TorchElementwise())
+    swap_mlps(model)
+    pack_linears(model)
 
 
-def _swap_norms(model: nn.Module) -> None:
-    for name, norm in list(model.named_modules()):
-        weight = getattr(norm, "weight", None)
-        eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-        if not type(norm).__name__.endswith("RMSNorm") or weight is None or eps is None:
-            continue
-        x = _sample(weight.shape[-1], weight)
-        for candidate in _norms(weight.detach(), eps):
-            if _agree(candidate(x), norm(x)):
-                model.set_submodule(name, candidate)
-                break
+@torch.inference_mode()
+def swap_for_gpu(model: PreTrainedModel, ops: Elementwise) -> None:
+    """Replace, in place, RMS norms, gated MLPs, attention and decoder layers by ones that do
+    their work in fewer kernels. The model's attention must be ours (`hf_adapter.ATTENTION`);
+    `ops` may be torch's own, on any device."""
+    swap_norms(model, ops)
+    fuse_mlps(model, ops)
+    fuse_attention(model, observe(model, attention_names(model)))
+    fuse_layers(model, observe(model, layer_names(model)))
+    _logger.info("replaced modules: %s", dict(_count(model)))
 
 
-def _norms(weight: Tensor, eps: float) -> Iterator[nn.Module]:
-    yield RMSNorm(weight, eps)
-    yield RoundedRMSNorm(weight, eps)
-    yield RMSNorm(1.0 + weight.float(), eps)
-
-
-def _swap_mlps(model: nn.Module) -> None:
-    agreed: dict[type[nn.Module], bool] = {}
-    for name, mlp in list(model.named_modules()):
-        parts = [
-            getattr(mlp, part, None) for part in ("gate_proj", "up_proj", "down_proj", "act_fn")
-        ]
-        gate, up, down, act = parts
-        if not (type(gate) is type(up) is type(down) is nn.Linear and isinstance(act, nn.Module)):
-            continue
-        candidate = GatedMLP(gate, up, down, act)
-        if type(mlp) not in agreed:
-            x = _sample(gate.in_features, gate.weight)
-            agreed[type(mlp)] = _agree(candidate(x), mlp(x))
-        if agreed[type(mlp)]:
-            model.set_submodule(name, candidate)
-
-
-def _sample(width: int, like: Tensor) -> Tensor:
-    """[rows, width] of values between -1 and 1 without a pattern."""
-    count = torch.arange(_ROWS * width, device=like.device, dtype=torch.float32)
-    return torch.sin(count * count).reshape(_ROWS, width).to(like.dtype)
-
-
-def _agree(actual: Tensor, expected: Tensor) -> bool:
-    difference = (actual.float() - expected.float()).norm() / expected.float().norm()
-    return actual.dtype == expected.dtype and float(difference) <= _TOLERANCE[expected.dtype]
+def _count(model: PreTrainedModel) -> Counter[str]:
+    modules = (type(module) for module in model.modules())
+    return Counter(kind.__name__ for kind in modules if kind.__module__.startswith(_OURS))

@@ -29,3 +29,5 @@ class ModelSpec:
     """Hex; equal for equal weights and configuration, whatever the machine."""
     num_parameters: int
     """Tied parameters count once."""
+    windows: tuple[int | None, ...] = (None,)
+    """The distinct ones of its layers: how many keys a query sees, its own included."""

@@ -31,6 +31,9 @@ class Pool:
         keys, values = self._memory[index]
         return transposed_keys(keys), values
 
+    def scales(self, index: int) -> None:
+        """None: the pool has the model's own element type."""
+
 
 def run_paged(
     model: PagedModel, pool: Pool, parts: Sequence[tuple[Sequence[int], int, Sequence[int]]]

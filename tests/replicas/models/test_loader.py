@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 
+from kernels.dispatch import KernelBackendError
 from replicas.models import loader
 from replicas.models.errors import ModelSourceError, UnsupportedArchitectureError
 
@@ -109,3 +110,30 @@ def test_a_class_with_a_table_of_attentions_is_refused(tiny, monkeypatch) -> Non
 def test_no_config(tmp_path) -> None:
     with pytest.raises(ModelSourceError, match=r"config\.json"):
         loader.load(tmp_path, "float32", "cpu")
+
+
+def test_a_model_with_random_weights_needs_no_checkpoint(make_pool, paged) -> None:
+    settings = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2} | GATED
+    config = AutoConfig.for_model("llama", num_attention_heads=4, **settings)
+    models = [loader.from_config(config, "float32", "cpu", seed=seed) for seed in (1, 1, 2)]
+    assert models[0].spec == models[1].spec
+    assert models[0].spec.fingerprint != models[2].spec.fingerprint
+    logits = [paged(model, make_pool(model), [((5, 6, 7), 0, (3,))]) for model in models]
+    assert torch.equal(logits[0], logits[1])
+    assert not torch.equal(logits[0], logits[2])
+
+
+def test_windows_are_those_of_the_layers(tiny) -> None:
+    _, folder = tiny(
+        "gemma2",
+        **GATED,
+        head_dim=16,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+    )
+    assert loader.load(folder, "float32", "cpu").spec.windows == (8, None)
+
+
+def test_triton_without_a_gpu_is_refused_before_the_weights_are_read(tmp_path) -> None:
+    with pytest.raises(KernelBackendError, match="needs an NVIDIA GPU"):
+        loader.load(tmp_path, "float32", "cpu", "triton")

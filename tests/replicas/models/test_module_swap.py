@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from kernels.elementwise import TorchElementwise
 from replicas.models import module_swap
-from replicas.models.module_swap import GatedMLP, RMSNorm, RoundedRMSNorm
+from replicas.models.gated_mlp import GatedMLP, swap_mlps
+from replicas.models.norms import RMSNorm, RoundedRMSNorm, swap_norms
 
 GATED = {"intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 16}
 
@@ -27,7 +29,7 @@ def test_norms_keep_their_roundings(model_type, norm, dtype, tiny) -> None:
     model, _ = tiny(model_type, **GATED)
     model = model.to(dtype)
     before = {name: module for name, module in model.named_modules() if "norm" in name}
-    module_swap._swap_norms(model)
+    swap_norms(model, TorchElementwise())
     expected = RoundedRMSNorm if (norm, dtype) == ("rounded", torch.bfloat16) else RMSNorm
     for name, module in before.items():
         after = model.get_submodule(name)
@@ -46,7 +48,7 @@ def test_a_norm_of_another_kind_stays(tiny) -> None:
             return super().forward(x) + 0.01
 
     model.model.norm.__class__ = ShiftedRMSNorm
-    module_swap._swap_norms(model)
+    swap_norms(model, TorchElementwise())
     assert type(model.model.norm) is ShiftedRMSNorm
     assert swapped(model)["RMSNorm"] == 4
 
@@ -55,7 +57,7 @@ def test_a_norm_of_another_kind_stays(tiny) -> None:
 def test_gated_mlps(model_type, tiny) -> None:
     model, _ = tiny(model_type, **GATED)
     before = model.model.layers[1].mlp
-    module_swap._swap_mlps(model)
+    swap_mlps(model)
     after = model.model.layers[1].mlp
     assert type(after) is GatedMLP
     x = torch.randn(1, 5, 32)
@@ -72,7 +74,7 @@ def test_an_mlp_of_another_kind_stays(tiny) -> None:
             return super().forward(x) * 2
 
     model.model.layers[0].mlp.__class__ = ScaledMLP
-    module_swap._swap_mlps(model)
+    swap_mlps(model)
     assert type(model.model.layers[0].mlp) is ScaledMLP
     assert type(model.model.layers[1].mlp) is GatedMLP
 
@@ -82,7 +84,7 @@ def test_swapping_keeps_a_models_logits(tiny) -> None:
     tokens = torch.tensor([[3, 14, 15, 92, 65]])
     with torch.inference_mode():
         expected = model(tokens).logits
-        module_swap.swap(model)
+        module_swap.swap_for_cpu(model)
         torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-4, atol=1e-4)
     kinds = swapped(model)
     assert (kinds["RMSNorm"], kinds["GatedMLP"], kinds["Linear"]) == (9, 2, 0)
