@@ -14,18 +14,25 @@ LAYOUT_VERSION = 1
 class BlockHasher:
     """Hashes token blocks so that equal digests mean equal KV on any replica.
 
-    A digest covers the model's fingerprint, the KV dtype, the block size, the layout
-    version, the adapter, the cache salt and ALL token ids up to the block's end. BLAKE2b
-    is collision resistant, so KV is shared by digest without comparing tokens. The key
-    comes from configuration alone: every process computes the same digests.
+    A digest covers the model's fingerprint, the KV dtype and its scales, the block size, the
+    layout version, the adapter, the cache salt and ALL token ids up to the block's end.
+    BLAKE2b is collision resistant, so KV is shared by digest without comparing tokens. The
+    key comes from these alone: every process computes the same digests.
     """
 
     def __init__(
-        self, *, fingerprint: str, kv_dtype: str, block_size: int, adapter: str = ""
+        self,
+        *,
+        fingerprint: str,
+        kv_dtype: str,
+        block_size: int,
+        kv_scales: str = "",
+        adapter: str = "",
     ) -> None:
+        """`kv_scales` names the scales that stored values are multiplied by, where there are."""
         self.block_size = block_size
         self._format = struct.Struct(f"<{block_size}I")
-        scope = (fingerprint, kv_dtype, str(block_size), str(LAYOUT_VERSION), adapter)
+        scope = (fingerprint, kv_dtype, kv_scales, str(block_size), str(LAYOUT_VERSION), adapter)
         self._key = blake2b(_frame(scope), digest_size=32).digest()
 
     def identity(self, layout: str) -> bytes:

@@ -108,7 +108,7 @@ class KVManager:
 
     def missing_blocks(self, choice: Choice, num_tokens: int) -> int:
         """Blocks to allocate before the next `num_tokens` tokens can be written."""
-        needed = self.blocks_for(choice.num_computed_tokens + num_tokens) - len(choice.blocks)
+        needed = self.blocks_for(choice.num_given_tokens + num_tokens) - len(choice.blocks)
         return max(0, needed) + self._writes_shared(choice)
 
     def grow(self, choice: Choice, num_tokens: int) -> BlockCopy | None:
@@ -119,12 +119,12 @@ class KVManager:
         """
         copy = None
         if self._writes_shared(choice):
-            index = choice.num_computed_tokens // self.block_size
+            index = choice.num_given_tokens // self.block_size
             shared, (own,) = choice.blocks[index], self.pool.allocate(1)
             self.pool.release(shared)
             choice.blocks[index] = own
             copy = (shared, own)
-        needed = self.blocks_for(choice.num_computed_tokens + num_tokens) - len(choice.blocks)
+        needed = self.blocks_for(choice.num_given_tokens + num_tokens) - len(choice.blocks)
         if needed > 0:
             choice.blocks += self.pool.allocate(needed)
         return copy
@@ -176,22 +176,22 @@ class KVManager:
                 return index
         return limit
 
-    def hash_computed(self, choice: Choice) -> None:
-        """Make the digests of all computed full blocks known."""
-        self._extend_hashes(choice, choice.num_computed_tokens // self.block_size)
+    def hash_kept(self, choice: Choice) -> None:
+        """Make the digests of all full blocks known that can be kept."""
+        self._extend_hashes(choice, choice.num_kept_tokens // self.block_size)
 
     def lacking_on_host(self, choice: Choice) -> int:
-        """How many of the computed full blocks, hashed before, a swap would have to write."""
+        """How many of the full blocks, hashed before, a swap would have to write."""
         if self.offloader is None:
             return 0
-        digests = choice.block_hashes[: choice.num_computed_tokens // self.block_size]
+        digests = choice.block_hashes[: choice.num_kept_tokens // self.block_size]
         return sum(1 for digest in digests if not self.offloader.tier.holds(digest))
 
     def swap_out(self, choice: Choice) -> int:
-        """Keep the computed full blocks, hashed before, on the host; gives how many are kept."""
+        """Keep the full blocks, hashed before, on the host; gives how many are kept."""
         if self.offloader is None:
             return 0
-        return self.offloader.swap_out(choice, choice.num_computed_tokens // self.block_size)
+        return self.offloader.swap_out(choice, choice.num_kept_tokens // self.block_size)
 
     def keep_on_host(self, choice: Choice) -> int:
         """Pin what the host holds for the choice; gives the number of blocks."""
@@ -227,9 +227,7 @@ class KVManager:
         choice.arrived.clear()
         for block in reversed(choice.blocks):
             self.pool.release(block)
-        choice.blocks = []
-        choice.num_computed_tokens = 0
-        choice.num_published_blocks = 0
+        choice.lose_blocks()
 
     def check_integrity(self, choices: Iterable[Choice]) -> None:
         """Raise AssertionError unless the pool's references are exactly these choices' tables
@@ -242,7 +240,7 @@ class KVManager:
         self.pool.check_integrity(held)
 
     def _writes_shared(self, choice: Choice) -> bool:
-        index, offset = divmod(choice.num_computed_tokens, self.block_size)
+        index, offset = divmod(choice.num_given_tokens, self.block_size)
         return offset > 0 and self.pool.references(choice.blocks[index]) > 1
 
     def _max_hits(self, choice: Choice) -> int:

@@ -51,12 +51,19 @@ class Choice:
         self.key: ChoiceKey = (request.id, index)
         self.state = ChoiceState.PENDING
         self.epoch = 0
-        """Counts preemptions: results of an older epoch are dropped."""
+        """Number of the last admission. No other choice of the replica ever has the same: results
+        of another epoch are dropped."""
+        self.preemptions = 0
         self.output_token_ids: list[int] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         """For prompt tokens 1, 2, ... as far as they are known."""
 
         self.num_computed_tokens = 0
+        """Those whose step has ended."""
+        self.in_flight_tokens = 0
+        """Tokens that steps in flight compute."""
+        self.in_flight_draws = 0
+        """Tokens that steps in flight draw: the next of the history, but not known yet."""
         self.blocks: list[int] = []
         self.block_hashes: list[bytes] = []
         """Digests of the known tokens' full blocks, extended when needed."""
@@ -75,8 +82,6 @@ class Choice:
         """Its last restore came late: the next admission computes instead."""
         self.resume: Resume | None = None
 
-        self.admission = 0
-        """Number of the last admission: later ones are greater."""
         self.progress = 0
         """Tokens produced since the last admission."""
         self.high_water = 0
@@ -100,7 +105,7 @@ class Choice:
     @property
     def returns(self) -> bool:
         """Whether the choice had KV before that it lost: here, or on another replica."""
-        return self.epoch > 0 or bool(self.request.data.progress)
+        return self.preemptions > 0 or bool(self.request.data.progress)
 
     @property
     def num_known_tokens(self) -> int:
@@ -111,6 +116,21 @@ class Choice:
         """Known tokens that are still to be computed."""
         return self.num_known_tokens - self.num_computed_tokens
 
+    @property
+    def num_given_tokens(self) -> int:
+        """Tokens that are computed or in flight: the position of the next to be scheduled."""
+        return self.num_computed_tokens + self.in_flight_tokens
+
+    @property
+    def num_coming_tokens(self) -> int:
+        """Known tokens, and those that are being drawn."""
+        return self.num_known_tokens + self.in_flight_draws
+
+    @property
+    def num_schedulable_tokens(self) -> int:
+        """Tokens that a step can be given now, known or being drawn."""
+        return self.num_coming_tokens - self.num_given_tokens
+
     def take_over(self, progress: ChoiceProgress) -> None:
         """Begin where another replica was lost: all but the last known token were computed."""
         self.output_token_ids += progress.output_token_ids
@@ -118,6 +138,35 @@ class Choice:
             self.state = ChoiceState.FINISHED
         if progress.output_token_ids:
             self.high_water = self.num_known_tokens - 1
+
+    @property
+    def num_kept_tokens(self) -> int:
+        """Tokens whose KV a copy that is queued now will find: it comes behind what is in flight.
+        The last known one is to be computed again in any case, for its logits."""
+        return min(self.num_given_tokens, self.num_known_tokens - 1)
+
+    @property
+    def needs_last_token(self) -> bool:
+        """Whether nothing can be scheduled before the token being drawn is known: the next draw
+        depends on it, or the other choices are to fork off here."""
+        return self.sampling.needs_history or not self.request.forked
+
+    def give(self, num_tokens: int, num_draws: int) -> None:
+        """A step that computes `num_tokens` and draws `num_draws` is on its way."""
+        self.in_flight_tokens += num_tokens
+        self.in_flight_draws += num_draws
+
+    def take(self, num_tokens: int, num_draws: int) -> None:
+        """That step has ended."""
+        self.in_flight_tokens -= num_tokens
+        self.in_flight_draws -= num_draws
+        self.num_computed_tokens += num_tokens
+
+    def lose_blocks(self) -> None:
+        """Nothing of it is on the device any more, and no result will be taken."""
+        self.blocks = []
+        self.num_computed_tokens = self.num_published_blocks = 0
+        self.in_flight_tokens = self.in_flight_draws = 0
 
     def tokens(self, start: int, stop: int) -> Sequence[int]:
         """Known token ids of positions start..stop."""
@@ -133,7 +182,7 @@ class Choice:
         return Receipt(
             cached_tokens=self.cached_tokens,
             host_cached_tokens=self.host_cached_tokens,
-            preemptions=self.epoch,
+            preemptions=self.preemptions,
             swaps=self.swaps,
             recomputed_tokens=self.recomputed_tokens,
             restored_tokens=self.restored_tokens,

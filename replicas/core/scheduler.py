@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from replicas.core.admission import Admission
 from replicas.core.block_transfer import EndedCopy
 from replicas.core.cost_model import CostModel
 from replicas.core.host_traffic import HostTraffic
-from replicas.core.kv_manager import BlockCopy, KVManager
+from replicas.core.kv_manager import KVManager
 from replicas.core.preemption.policy import PreemptionPolicy
 from replicas.core.preemption.preempter import Preempter, PreemptionMode
-from replicas.core.request import Choice, ChoiceKey, ChoiceState, Request
-from replicas.core.scheduler_output import Draw, ScheduledChoice, SchedulerOutput
+from replicas.core.request import Choice, ChoiceState, Request
+from replicas.core.scheduler_output import ScheduledChoice, SchedulerOutput
 from replicas.core.scheduler_stats import SchedulerStats
+from replicas.core.step_draft import StepDraft
 from replicas.protocol import GenerateRequest
 
 
@@ -48,22 +49,6 @@ class SchedulerConfig:
     """Share of the pool by which the peak that admission expects may exceed it."""
     restore_patience_s: float = 5.0
     """A restore that takes longer is given up: the KV is computed instead."""
-
-
-@dataclass(slots=True)
-class _Step:
-    """A step while it is being put together."""
-
-    budget: int
-    tokens: dict[Choice, int] = field(default_factory=dict)
-    copies: list[BlockCopy] = field(default_factory=list)
-    num_preempted: int = 0
-
-    def add(self, choice: Choice, num_tokens: int, copy: BlockCopy | None = None) -> None:
-        self.tokens[choice] = num_tokens
-        self.budget -= num_tokens
-        if copy is not None:
-            self.copies.append(copy)
 
 
 class Scheduler:
@@ -113,6 +98,17 @@ class Scheduler:
         """Block copies between device and host that have not ended."""
         return 0 if self.kv.offloader is None else self.kv.offloader.num_copies
 
+    @property
+    def can_run_ahead(self) -> bool:
+        """Whether it pays to schedule a step while the one before is in flight.
+
+        Not where more choices would wait for its tokens than go on: they would take part in
+        every other step only, and a batch of such choices fall into two halves.
+        """
+        waiting = [c for c in self.running if c.in_flight_draws and c.needs_last_token]
+        ready = sum(1 for c in self.running if self._is_ready(c))
+        return not waiting or ready > len(waiting)
+
     def add(self, data: GenerateRequest, now: float) -> None:
         """Queue a request; raises RequestRefusedError where it can never be served."""
         self._check(data)
@@ -125,32 +121,34 @@ class Scheduler:
 
     def schedule(self, now: float) -> SchedulerOutput:
         """Put the next step together: running choices first, then waiting ones."""
-        step = _Step(self.config.max_num_batched_tokens)
+        step = StepDraft(self.config.max_num_batched_tokens)
         self._give_up_late_restores(now)
         self._schedule_running(step, now)
         if not step.num_preempted:
             self._schedule_waiting(step, now)
         # What the running choices may grow into next: a block each.
         self.stats.spilled_blocks += self.kv.spill(len(self.running))
-        return SchedulerOutput(
-            scheduled=tuple(self._item(choice, count) for choice, count in step.tokens.items()),
-            block_copies=tuple(step.copies),
-            num_preempted=step.num_preempted,
-            host_copies=() if self.kv.offloader is None else self.kv.offloader.take(),
-        )
+        return step.give_out(() if self.kv.offloader is None else self.kv.offloader.take())
 
     def end_copies(self, ended: Sequence[EndedCopy], now: float) -> None:
         """Take in copies between device and host that ended, well or not."""
         self._traffic.end(ended, self.running, self.waiting, now)
 
-    def find(self, key: ChoiceKey, epoch: int) -> Choice | None:
-        """The running choice a result of `epoch` belongs to; None where it is stale."""
-        request = self.requests.get(key[0])
-        if request is None:
-            return None
-        choice = request.choices[key[1]]
-        current = choice.state is ChoiceState.RUNNING and choice.epoch == epoch
+    def find(self, item: ScheduledChoice) -> Choice | None:
+        """The running choice that a result of `item` belongs to; None where it is stale."""
+        request = self.requests.get(item.key[0])
+        if request is None or item.key[1] >= len(request.choices):
+            return None  # it has ended; its id may be that of another request by now
+        choice = request.choices[item.key[1]]
+        current = choice.state is ChoiceState.RUNNING and choice.epoch == item.epoch
         return choice if current else None
+
+    def reaches_limit(self, choice: Choice, num_outputs: int) -> bool:
+        """Whether the choice ends with its output token number `num_outputs`, whatever it is."""
+        # One that outgrows the whole pool ends with what it has.
+        limit = min(self.config.max_model_len, self.kv.capacity_tokens + 1)
+        known = choice.request.num_prompt_tokens + num_outputs
+        return num_outputs >= choice.sampling.max_tokens or known >= limit
 
     def enqueue(self, choice: Choice) -> None:
         """Let a choice wait at the place its rank gives it."""
@@ -162,7 +160,7 @@ class Scheduler:
         choice.state = ChoiceState.RUNNING
         choice.progress = 0
         self._admissions += 1
-        choice.admission = self._admissions
+        choice.epoch = self._admissions
         insort(self.running, choice, key=lambda c: c.rank)
 
     def finish(self, choice: Choice, *, by_itself: bool = False) -> None:
@@ -205,8 +203,9 @@ class Scheduler:
         ):
             if sorted(c.key for c in queue) != sorted(c.key for c in live if c.state is state):
                 raise AssertionError(f"the {state.name} choices are not those in the queue")
-        if any(c.blocks for c in live if c.state is not ChoiceState.RUNNING):
-            raise AssertionError("a choice that does not run holds blocks")
+        idle = [c for c in live if c.state is not ChoiceState.RUNNING]
+        if any(c.blocks or c.in_flight_tokens or c.in_flight_draws for c in idle):
+            raise AssertionError("a choice that does not run holds blocks or is in flight")
 
     def _check(self, data: GenerateRequest) -> None:
         length, pool = len(data.prompt_token_ids), self.kv.capacity_tokens
@@ -237,19 +236,27 @@ class Scheduler:
                 f"the {known} tokens that are known already exceed the {limit} that fit here"
             )
 
-    def _schedule_running(self, step: _Step, now: float) -> None:
+    def _schedule_running(self, step: StepDraft, now: float) -> None:
         # Decoding choices first: a long prefill must not take the budget of those who stream.
         for decoding in (True, False):
             for choice in list(self.running):
                 if step.budget < 1:
                     return
-                decodes = choice.num_remaining_tokens == 1
-                ready = choice.state is ChoiceState.RUNNING and not choice.arriving
-                if ready and decodes is decoding:
+                decodes = choice.num_schedulable_tokens == 1
+                if decodes is decoding and self._is_ready(choice):
                     self._schedule_choice(step, choice, now)
 
-    def _schedule_choice(self, step: _Step, choice: Choice, now: float) -> None:
-        num_tokens = min(choice.num_remaining_tokens, step.budget)
+    def _is_ready(self, choice: Choice) -> bool:
+        """Whether a step can compute the choice's next tokens now."""
+        if choice.state is not ChoiceState.RUNNING or choice.arriving:
+            return False
+        if not choice.in_flight_draws:
+            return choice.num_schedulable_tokens > 0
+        ahead = len(choice.output_token_ids) + choice.in_flight_draws
+        return not choice.needs_last_token and not self.reaches_limit(choice, ahead)
+
+    def _schedule_choice(self, step: StepDraft, choice: Choice, now: float) -> None:
+        num_tokens = min(choice.num_schedulable_tokens, step.budget)
         while (missing := self.kv.missing_blocks(choice, num_tokens)) > self.kv.pool.num_free:
             if missing <= self.kv.pool.num_free + self._num_leaving_blocks():
                 return  # blocks are being written to the host: they come free soon
@@ -297,7 +304,7 @@ class Scheduler:
             self.kv.release(choice)
             self.enqueue(choice)
 
-    def _schedule_waiting(self, step: _Step, now: float) -> None:
+    def _schedule_waiting(self, step: StepDraft, now: float) -> None:
         while self.waiting and step.budget > 0 and len(self.running) < self.config.max_num_seqs:
             choice = self.waiting[0]
             # Strictly in order: passing over the head would starve long prompts.
@@ -308,7 +315,7 @@ class Scheduler:
             self._note_admission(choice, now)
             if not choice.arriving:
                 self._traffic.note_ready(choice, now)
-                step.add(choice, min(choice.num_remaining_tokens, step.budget))
+                step.add(choice, min(choice.num_schedulable_tokens, step.budget))
 
     def _admit(self, choice: Choice, now: float) -> bool:
         reserve = 0
@@ -336,38 +343,3 @@ class Scheduler:
             if self.kv.offloader is not None:
                 missed = choice.request.num_prompt_tokens - choice.num_computed_tokens
                 self.stats.host_cache_queries += missed
-
-    def _item(self, choice: Choice, num_tokens: int) -> ScheduledChoice:
-        start = choice.num_computed_tokens
-        stop = start + num_tokens
-        request, sampling = choice.request, choice.sampling
-        draws: tuple[Draw, ...] = ()
-        if stop == choice.num_known_tokens:
-            drawing = [choice] if request.forked else request.live_choices()
-            draws = tuple(_draw(c) for c in drawing)
-        positions = None
-        if sampling.prompt_logprobs is not None and choice.index == 0:
-            first = max(start, len(choice.prompt_logprobs))
-            last = min(stop, request.num_prompt_tokens - 1)
-            positions = (first, last) if first < last else None
-        return ScheduledChoice(
-            key=choice.key,
-            epoch=choice.epoch,
-            start=start,
-            token_ids=choice.tokens(start, stop),
-            blocks=tuple(choice.blocks),
-            sampling=sampling,
-            prompt_token_ids=request.data.prompt_token_ids,
-            draws=draws,
-            prompt_logprobs=positions,
-            decodes=num_tokens == 1 and stop == choice.num_known_tokens > request.num_prompt_tokens,
-        )
-
-
-def _draw(choice: Choice) -> Draw:
-    history = choice.output_token_ids
-    return Draw(
-        key=choice.key,
-        output_index=len(history),
-        output_token_ids=tuple(history) if choice.sampling.needs_history else (),
-    )

@@ -10,6 +10,9 @@ from replicas.core.request import ChoiceKey
 from replicas.core.sampling_params import SamplingParams
 from replicas.protocol import FinishReason, TokenDelta, TokenLogprobs
 
+PENDING = -1
+"""Stands for the token that the step given out just before draws for the same choice."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draw:
@@ -27,9 +30,11 @@ class ScheduledChoice:
 
     key: ChoiceKey
     epoch: int
+    """The choice's: where it has another one by the end of the step, the results are stale."""
     start: int
     """Position of the first token to compute."""
     token_ids: Sequence[int]
+    """The last one may be PENDING, where the step before has not ended."""
     blocks: tuple[int, ...]
     """The choice's block table; covers start + len(token_ids) tokens."""
     sampling: SamplingParams
@@ -40,6 +45,11 @@ class ScheduledChoice:
     """Positions start..stop whose logits give the prompt's next tokens their logprobs."""
     decodes: bool = False
     """A single token, the one drawn last: nothing is prefilled."""
+
+    @property
+    def num_own_draws(self) -> int:
+        """1 where it ends with a token of the choice itself, else 0."""
+        return 1 if self.draws else 0
 
 
 @dataclass(frozen=True, slots=True)

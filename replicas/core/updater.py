@@ -34,7 +34,7 @@ class StepUpdater:
         """Apply `result`. Results of choices that ended or were preempted since are dropped."""
         seconds_a_token = self._observe(output, result)
         for item in output.scheduled:
-            choice = self._scheduler.find(item.key, item.epoch)
+            choice = self._scheduler.find(item)
             if choice is not None:
                 self._charge(choice, item, seconds_a_token)
                 self._advance(choice, item, result, now)
@@ -100,7 +100,7 @@ class StepUpdater:
         self, choice: Choice, item: ScheduledChoice, result: StepResult, now: float
     ) -> None:
         self._count_computed(choice, len(item.token_ids))
-        choice.num_computed_tokens += len(item.token_ids)
+        choice.take(len(item.token_ids), item.num_own_draws)
         choice.prompt_logprobs.extend(result.prompt_logprobs.get(item.key, ()))
         self._scheduler.kv.publish(choice)
         if not item.draws:
@@ -174,11 +174,7 @@ class StepUpdater:
         )
         if stops and produced >= sampling.min_tokens:
             return FinishReason.STOP
-        # One that outgrows the whole pool ends with what it has.
-        limit = min(self._scheduler.config.max_model_len, self._scheduler.kv.capacity_tokens + 1)
-        if produced >= sampling.max_tokens or choice.num_known_tokens >= limit:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if self._scheduler.reaches_limit(choice, produced) else None
 
     def _count_computed(self, choice: Choice, num_tokens: int) -> None:
         start, stop = choice.num_computed_tokens, choice.num_computed_tokens + num_tokens
@@ -198,7 +194,7 @@ class StepUpdater:
             num_prompt_tokens=choice.request.num_prompt_tokens,
             num_output_tokens=len(choice.output_token_ids),
             max_tokens=choice.sampling.max_tokens,
-            preemptions=choice.epoch,
+            preemptions=choice.preemptions,
             queue_s=scheduled - arrived,
             prefill_s=first_token - scheduled,
             decode_s=now - first_token,

@@ -19,5 +19,5 @@ class Cheapest:
 
 def _gain(candidate: Candidate) -> tuple[float, int]:
     choice = candidate.choice
-    price = max(candidate.cost_s(), _INSTANT_S) * 2.0 ** min(choice.epoch, 64)
-    return candidate.freed_blocks() / price, choice.admission
+    price = max(candidate.cost_s(), _INSTANT_S) * 2.0 ** min(choice.preemptions, 64)
+    return candidate.freed_blocks() / price, choice.epoch

@@ -11,4 +11,4 @@ class LastAdmitted:
     """Whoever has run longest keeps running, so that the least work is thrown away."""
 
     def choose(self, candidates: Sequence[Candidate]) -> Candidate:
-        return max(candidates, key=lambda candidate: candidate.choice.admission)
+        return max(candidates, key=lambda candidate: candidate.choice.epoch)

@@ -54,13 +54,13 @@ class Preempter:
             kept = self._kv.keep_on_host(choice)
             predicted_s = self._costs.swap_s(new_blocks=0, blocks=kept, queued_blocks=0)
         else:
-            self._kv.hash_computed(choice)
+            self._kv.hash_kept(choice)
             swap, predicted_s = self._decide(choice)
             kept = self._kv.swap_out(choice) if swap else 0
         choice.resume = Resume(swapped=kept > 0, predicted_s=predicted_s, preempted_at=now)
         choice.swaps += kept > 0
         self._kv.release(choice)
-        choice.epoch += 1
+        choice.preemptions += 1
         return kept
 
     def _candidate(self, choice: Choice) -> Candidate:
@@ -71,13 +71,13 @@ class Preempter:
         )
 
     def _cost_s(self, choice: Choice) -> float:
-        self._kv.hash_computed(choice)
+        self._kv.hash_kept(choice)
         return self._decide(choice)[1]
 
     def _decide(self, choice: Choice) -> tuple[bool, float]:
         """(swap, predicted seconds). What others hold survives on the device either way."""
         costs, size = self._costs, self._kv.block_size
-        full = min(choice.num_computed_tokens, choice.num_known_tokens - 1) // size
+        full = choice.num_kept_tokens // size
         survivors = self._kv.leading_shared(choice, full)
         recompute_s = costs.compute_s(choice.num_known_tokens - survivors * size)
         if self._mode is PreemptionMode.RECOMPUTE or self._kv.offloader is None or full == 0:

@@ -16,4 +16,4 @@ class Priority:
 
 def _urgency(candidate: Candidate) -> tuple[int, int]:
     choice = candidate.choice
-    return choice.rank[0], choice.admission
+    return choice.rank[0], choice.epoch

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from zlib import crc32
 
 from replicas.core.block_transfer import EndedCopy, Restore, Save
 from replicas.core.request import ChoiceKey
 from replicas.core.scheduler_output import (
+    PENDING,
     Draw,
     SampledToken,
     ScheduledChoice,
@@ -77,6 +79,7 @@ class FakeDevice:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.slots: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks + 1)]
+        self._drawn: dict[ChoiceKey, SampledToken] = {}
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """All sources are read before any destination is written."""
@@ -110,27 +113,42 @@ class FakeDevice:
         requests: dict[str, GenerateRequest],
         known: Callable[[ChoiceKey], Sequence[int]],
     ) -> StepResult:
-        """Carry a step out. `known` gives a choice's tokens as its client has seen them."""
+        """Carry a step out. `known` gives a choice's tokens as its client has seen them; what the
+        step before drew for a PENDING one comes on top."""
         self.copy(output.block_copies)
-        for item in output.scheduled:
+        scheduled = [self._fill(item) for item in output.scheduled]
+        pending = {item.key for item in output.scheduled if item.token_ids[-1] == PENDING}
+
+        def history_of(key: ChoiceKey) -> Sequence[int]:
+            return [*known(key), self._drawn[key].token_id] if key in pending else known(key)
+
+        for item in scheduled:
             salt = requests[item.key[0]].cache_salt
             assert len(set(item.blocks)) == len(item.blocks), "a block twice in one table"
             self.write(item.blocks, item.start, item.token_ids, salt)
         sampled: dict[ChoiceKey, SampledToken] = {}
         logprobs: dict[ChoiceKey, tuple[TokenLogprobs, ...]] = {}
         # Only after all writes: whoever wrote into a neighbour's block is found out.
-        for item in output.scheduled:
-            data, history = requests[item.key[0]], known(item.key)
+        for item in scheduled:
+            data, history = requests[item.key[0]], history_of(item.key)
             self._check(item, data, history)
             for draw in item.draws:
                 assert item.start + len(item.token_ids) == len(history), "a draw before the end"
-                sampled[draw.key] = self._draw(item, draw, data, known(draw.key))
+                sampled[draw.key] = self._draw(item, draw, data, history_of(draw.key))
             if item.prompt_logprobs is not None:
                 first, last = item.prompt_logprobs
                 assert item.start <= first < last <= item.start + len(item.token_ids)
                 chain = self.contents(item.blocks, last)
                 logprobs[item.key] = tuple(prompt_logprob(kv or 0) for kv in chain[first:])
+        self._drawn = sampled
         return StepResult(sampled, logprobs)
+
+    def _fill(self, item: ScheduledChoice) -> ScheduledChoice:
+        if item.token_ids[-1] != PENDING:
+            return item
+        assert not item.sampling.needs_history
+        assert PENDING not in item.token_ids[:-1]
+        return replace(item, token_ids=(*item.token_ids[:-1], self._drawn[item.key].token_id))
 
     def _check(self, item: ScheduledChoice, data: GenerateRequest, history: Sequence[int]) -> None:
         stop = item.start + len(item.token_ids)

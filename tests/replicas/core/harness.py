@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from replicas.core.block_events import BlockEventLog, FindableBlocks
-from replicas.core.block_hash import BlockHasher
-from replicas.core.block_pool import BlockPool
 from replicas.core.cost_model import CostModel
-from replicas.core.host_tier import HostTier
-from replicas.core.kv_manager import KVManager
-from replicas.core.offloader import Offloader
 from replicas.core.preemption.last_admitted import LastAdmitted
-from replicas.core.preemption.policy import Candidate, PreemptionPolicy
+from replicas.core.preemption.policy import PreemptionPolicy
 from replicas.core.preemption.preempter import PreemptionMode
 from replicas.core.request import Choice, ChoiceKey
-from replicas.core.sampling_params import SamplingParams
 from replicas.core.scheduler import Scheduler, SchedulerConfig
-from replicas.core.scheduler_output import FinishedChoice, SchedulerOutput, StepOutcome
+from replicas.core.scheduler_output import (
+    FinishedChoice,
+    SchedulerOutput,
+    StepOutcome,
+    StepResult,
+)
 from replicas.core.updater import StepUpdater
 from replicas.protocol import (
     ChoiceProgress,
@@ -28,6 +29,7 @@ from replicas.protocol import (
     Receipt,
     TokenDelta,
 )
+from tests.replicas.core.builders import make_kv
 from tests.replicas.core.fake_device import (
     EOS,
     FakeDevice,
@@ -36,62 +38,12 @@ from tests.replicas.core.fake_device import (
     reference_prompt_logprobs,
 )
 
+DEPTH = 1
+"""Steps in flight, unless a test says otherwise; see the fixture `depth`."""
 
-class BestRanked:
-    """The worst of policies: it throws away what has been worked on longest."""
-
-    def choose(self, candidates: Sequence[Candidate]) -> Candidate:
-        return min(candidates, key=lambda candidate: candidate.choice.rank)
-
-
-def make_request(
-    request_id: str,
-    prompt: Sequence[int],
-    *,
-    max_tokens: int = 4,
-    n: int = 1,
-    priority: int = 0,
-    salt: str = "",
-    sampling: SamplingParams | None = None,
-) -> GenerateRequest:
-    """A request that runs to `max_tokens`, unless `sampling` says otherwise."""
-    base = sampling or SamplingParams(max_tokens=max_tokens, seed=17, ignore_eos=True)
-    return GenerateRequest(
-        request_id=request_id,
-        prompt_token_ids=tuple(prompt),
-        sampling=base,
-        n=n,
-        priority=priority,
-        cache_salt=salt,
-    )
-
-
-def with_prompt_logprobs(data: GenerateRequest) -> GenerateRequest:
-    return replace(data, sampling=replace(data.sampling, prompt_logprobs=0))
-
-
-def make_hasher(block_size: int) -> BlockHasher:
-    return BlockHasher(fingerprint="model", kv_dtype="float32", block_size=block_size)
-
-
-def make_kv(
-    num_blocks: int,
-    block_size: int,
-    *,
-    caching: bool = True,
-    host_slots: int = 0,
-    spill_tokens: int | None = None,
-    events: BlockEventLog | None = None,
-) -> KVManager:
-    pool = BlockPool(num_blocks, events)
-    tier = HostTier(host_slots, events if caching else None)
-    return KVManager(
-        pool,
-        make_hasher(block_size),
-        caching=caching,
-        offloader=Offloader(pool, tier) if host_slots else None,
-        spill_tokens=spill_tokens,
-    )
+BOTH_DEPTHS = pytest.mark.usefixtures("depth")
+ONE_STEP = pytest.mark.parametrize("depth", [1], indirect=True, ids=["one step"])
+"""For tests of what is in which step, where the others of a module run at both depths."""
 
 
 class Replica:
@@ -122,10 +74,12 @@ class Replica:
         costs: CostModel | None = None,
         copy_s: float = 1.0,
         token_s: float = 0.0,
+        depth: int | None = None,
     ) -> None:
         """A copy to or from the host ends `copy_steps` steps after the one that started it, and
         says that it took `copy_s`; `copy_fails` says, for each, whether it fails. A step says
-        that it took `token_s` for each of its tokens."""
+        that it took `token_s` for each of its tokens. Up to `depth` steps are in flight: the
+        device carries them out when they are given out, and what they gave is known later."""
         self.config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
@@ -155,6 +109,8 @@ class Replica:
         self.updater = StepUpdater(self.scheduler, (EOS,))
         self.device = FakeDevice(num_blocks, block_size)
         self.host = FakeHost(self.device, host_slots, copy_steps, copy_fails, copy_s)
+        self._depth = depth or DEPTH
+        self._flights: deque[tuple[SchedulerOutput, StepResult]] = deque()
         self.now = 0.0
         self.requests: dict[str, GenerateRequest] = {}
         self.outputs: dict[ChoiceKey, list[int]] = {}
@@ -163,6 +119,7 @@ class Replica:
         self.finished: list[FinishedChoice] = []
         self.first_token_s: list[float] = []
         self.steps: list[SchedulerOutput] = []
+        self._num_preempted = 0
         self._outputs_at_admission: dict[ChoiceKey, int] = {}
         self._preempted_at: dict[ChoiceKey, list[float]] = defaultdict(list)
         self._resumed_at: dict[ChoiceKey, list[float]] = defaultdict(list)
@@ -211,20 +168,29 @@ class Replica:
     def choice(self, request_id: str, index: int = 0) -> Choice:
         return self.scheduler.requests[request_id].choices[index]
 
+    @property
+    def in_flight(self) -> list[SchedulerOutput]:
+        """The steps whose results are to be taken in, the oldest first."""
+        return [output for output, _ in self._flights]
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self._flights)
+
     def schedule(self) -> SchedulerOutput:
         """The first half of a step, with the rules that hold for each one."""
         scheduler, before = self.scheduler, list(self.scheduler.running)
-        has_work, epochs = scheduler.has_work, {c: c.epoch for c in before}
+        has_work, epochs = scheduler.has_work, {c: c.preemptions for c in before}
         waits_for_copies = scheduler.num_copies > 0
-        protected = {c for c in before if c.epoch and self._lacks_progress(c.key)}
+        protected = {c for c in before if c.preemptions and self._lacks_progress(c.key)}
         leader_needs_blocks = (
             before
-            and before[0].num_remaining_tokens == 1
+            and before[0].num_schedulable_tokens == 1
             and (scheduler.kv.missing_blocks(before[0], 1) > scheduler.kv.pool.num_free)
         )
         self.now += 1
         output = scheduler.schedule(self.now)
-        self.steps.append(output)
+        self._num_preempted += output.num_preempted
         scheduler.check_integrity()
         assert output.num_tokens <= self.config.max_num_batched_tokens
         assert len(scheduler.running) <= self.config.max_num_seqs
@@ -233,18 +199,18 @@ class Replica:
         assert set(keys) <= {c.key for c in scheduler.running}
         assert all(item.token_ids for item in output.scheduled)
         waits_for_copies = waits_for_copies or bool(output.host_copies)
-        assert bool(keys) or waits_for_copies or not has_work, (
+        assert bool(keys) or waits_for_copies or not has_work or self._flights, (
             "nothing is done though there is work"
         )
         if before:
-            assert before[0].epoch == epochs[before[0]], "the leader was preempted"
+            assert before[0].preemptions == epochs[before[0]], "the leader was preempted"
         if not leader_needs_blocks:
-            unharmed = {c for c in protected if c.epoch == epochs[c]}
+            unharmed = {c for c in protected if c.preemptions == epochs[c]}
             assert protected == unharmed, "preempted again without progress"
         if output.num_preempted:
             assert set(scheduler.running) < set(before), "admitted in a step that preempted"
         for choice, epoch in epochs.items():
-            if choice.epoch > epoch:
+            if choice.preemptions > epoch:
                 self._preempted_at[choice.key].append(self.now)
         for choice in set(scheduler.running) - set(before):
             self._outputs_at_admission[choice.key] = len(self.outputs[choice.key])
@@ -252,12 +218,36 @@ class Replica:
         return output
 
     def finish_step(self, output: SchedulerOutput) -> StepOutcome:
-        """The second half: run on the device, update, deliver."""
+        """The second half, of a step that nothing overlaps."""
+        self._launch(output)
+        return self.take()
+
+    def fill(self) -> None:
+        """Give the device as many steps as may be in flight."""
+        while len(self._flights) < self._depth:
+            ahead = bool(self._flights)
+            if ahead and not self.scheduler.can_run_ahead:
+                return
+            output = self.schedule()
+            if ahead and not output.scheduled:
+                self.host.start(output.host_copies)
+                return
+            self._launch(output)
+
+    def _launch(self, output: SchedulerOutput) -> None:
+        self.steps.append(output)
         self.host.start(output.host_copies)
         result = self.device.run(output, self.requests, self.known)
         result = replace(result, compute_s=self._token_s * output.num_tokens)
+        self._flights.append((output, result))
+        self._check_flights()
+
+    def take(self) -> StepOutcome:
+        """Take the oldest step's results in: update, deliver."""
+        output, result = self._flights.popleft()
         outcome = self.updater.update(output, result, self.now)
         self.scheduler.check_integrity()
+        self._check_flights()
         for delta in outcome.deltas:
             self._deliver(delta)
         self.finished += outcome.finished
@@ -269,14 +259,16 @@ class Replica:
         return outcome
 
     def step(self) -> SchedulerOutput:
-        output = self.schedule()
-        self.finish_step(output)
+        """Gives the step whose results were taken in."""
+        self.fill()
+        output = self._flights[0][0]
+        self.take()
         return output
 
     def run(self, max_steps: int = 1000) -> None:
         """Step until nothing is left to do, then check all there is to check."""
         for _ in range(max_steps):
-            if not self.scheduler.has_work:
+            if not self.has_work:
                 break
             self.step()
         self.check_idle()
@@ -284,7 +276,7 @@ class Replica:
     def check_idle(self) -> None:
         """Everybody has ended with what an undisturbed run gives, and nothing leaked."""
         scheduler = self.scheduler
-        assert not scheduler.has_work
+        assert not self.has_work
         assert not scheduler.requests
         assert scheduler.kv.pool.num_used == 0
         scheduler.check_integrity()
@@ -312,6 +304,20 @@ class Replica:
             stopped = delta.finish_reason is FinishReason.STOP
             assert delta.stop_token_id == (delta.token_ids[-1] if stopped else None)
             self.last[key] = delta
+
+    def _check_flights(self) -> None:
+        """Every choice counts what is in flight of it, and nothing else."""
+        for request in self.scheduler.requests.values():
+            for choice in request.choices:
+                items = [
+                    item
+                    for output, _ in self._flights
+                    for item in output.scheduled
+                    if (item.key, item.epoch) == (choice.key, choice.epoch) and choice.blocks
+                ]
+                tokens = sum(len(item.token_ids) for item in items)
+                assert choice.in_flight_tokens == tokens
+                assert choice.in_flight_draws == sum(1 for item in items if item.draws)
 
     def _check_events(self) -> None:
         """All block events so far give what can be found now."""
@@ -357,7 +363,7 @@ class Replica:
         assert len(self.first_token_s) == len(started)
         assert len(self.finished) == len(self.outputs) == sum(stats.finished.values())
         assert stats.finished[FinishReason.ABORT] == len(self.aborted)
-        assert stats.preemptions == sum(step.num_preempted for step in self.steps)
+        assert stats.preemptions == self._num_preempted
         assert stats.prefix_cache_hits <= stats.prefix_cache_queries
         assert stats.recomputed_tokens == 0 or stats.preemptions > 0 or taken_over
         self._check_host()

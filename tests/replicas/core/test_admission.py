@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from replicas.core.admission import OutputLengths, _peak
-from tests.replicas.core.harness import Replica, make_request
+from tests.replicas.core.builders import make_request
+from tests.replicas.core.harness import Replica
 from tests.replicas.core.test_scheduler_preemption import own_prompts
 
 

@@ -15,10 +15,18 @@ TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=20)
 
 
 def hasher(
-    fingerprint: str = "model", kv_dtype: str = "float32", block_size: int = 2, adapter: str = ""
+    fingerprint: str = "model",
+    kv_dtype: str = "float32",
+    block_size: int = 2,
+    adapter: str = "",
+    kv_scales: str = "",
 ) -> BlockHasher:
     return BlockHasher(
-        fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=block_size, adapter=adapter
+        fingerprint=fingerprint,
+        kv_dtype=kv_dtype,
+        kv_scales=kv_scales,
+        block_size=block_size,
+        adapter=adapter,
     )
 
 
@@ -53,8 +61,10 @@ def test_token_ids_are_not_joined_like_text() -> None:
         hasher(fingerprint="other"),
         hasher(kv_dtype="bfloat16"),
         hasher(adapter="lora"),
+        hasher(kv_scales="digest"),
         # Only the borders between the fields differ.
         hasher(fingerprint="modelf", kv_dtype="loat32"),
+        hasher(kv_dtype="float", kv_scales="32"),
         hasher(fingerprint="model\0", kv_dtype="float32"),
     ],
 )

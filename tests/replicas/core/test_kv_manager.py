@@ -5,7 +5,7 @@ import pytest
 from replicas.core.kv_manager import KVManager
 from replicas.core.request import Choice, Request
 from replicas.protocol import TokenLogprobs
-from tests.replicas.core.harness import make_kv, make_request, with_prompt_logprobs
+from tests.replicas.core.builders import make_kv, make_request, with_prompt_logprobs
 
 PROMPT = range(100, 120)
 

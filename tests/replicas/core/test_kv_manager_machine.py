@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from replicas.core.request import Choice, Request
+from tests.replicas.core.builders import make_hasher, make_kv, make_request
 from tests.replicas.core.fake_device import FakeDevice, kv_chain
-from tests.replicas.core.harness import make_hasher, make_kv, make_request
 
 _SHARED = (1, 2, 3, 1, 2, 1, 3, 3, 2, 1, 1, 2, 3, 2, 2, 1)
 

@@ -15,7 +15,8 @@ from replicas.core.request import Choice, Request
 from replicas.core.scheduler import Scheduler, SchedulerConfig
 from replicas.core.scheduler_output import SampledToken, StepResult
 from replicas.core.updater import StepUpdater
-from tests.replicas.core.harness import Replica, make_kv, make_request
+from tests.replicas.core.builders import make_kv, make_request
+from tests.replicas.core.harness import Replica
 from tests.replicas.core.test_scheduler_preemption import own_prompts, receipts
 
 GIB = 2**30
@@ -26,11 +27,11 @@ BLOCK = 64
 
 
 def candidate(
-    number: int, *, priority: int = 0, freed: int = 1, cost_s: float = 1.0, epoch: int = 0
+    number: int, *, priority: int = 0, freed: int = 1, cost_s: float = 1.0, preemptions: int = 0
 ) -> Candidate:
     data = make_request(str(number), [1])
     choice: Choice = Request(data, rank=(priority, number), arrived_at=0.0).choices[0]
-    choice.admission, choice.epoch = number, epoch
+    choice.epoch, choice.preemptions = number, preemptions
     return Candidate(choice, freed_blocks=lambda: freed, cost_s=lambda: cost_s)
 
 
@@ -48,12 +49,12 @@ def test_each_policy_has_its_victim(policy: PreemptionPolicy, expected: str) -> 
 
 
 def test_nobody_is_the_cheapest_for_ever() -> None:
-    cheap, dear = candidate(1, freed=8, epoch=0), candidate(2, freed=1)
+    cheap, dear = candidate(1, freed=8, preemptions=0), candidate(2, freed=1)
     chosen = []
     for _ in range(8):
         victim = Cheapest().choose([cheap, dear]).choice
         chosen.append(victim.request.id)
-        victim.epoch += 1
+        victim.preemptions += 1
     assert chosen[0] == "1"
     assert chosen.count("2") >= 2
 
@@ -67,9 +68,9 @@ def test_who_frees_nothing_is_spared_while_somebody_frees_something() -> None:
     leader, child = twins.choices
     for number, choice in enumerate((own, leader), 1):
         assert kv.admit(choice, 0)
-        choice.num_computed_tokens, choice.admission = 8, number
+        choice.num_computed_tokens, choice.epoch = 8, number
     kv.fork(leader, child)
-    child.admission = 3
+    child.epoch = 3
     assert preempter.choose([own, child]) is own
     assert preempter.choose([child]) is child, "nobody else is left"
     assert preempter.choose([]) is None

@@ -7,7 +7,8 @@ import pytest
 from replicas.core import replica_snapshot
 from replicas.core.cost_model import CostModel
 from replicas.protocol import ReplicaSnapshot
-from tests.replicas.core.harness import Replica, make_request
+from tests.replicas.core.builders import make_request
+from tests.replicas.core.harness import Replica
 
 PREFIX = tuple(range(1, 17))
 

@@ -11,8 +11,11 @@ from replicas.core.sampling_params import SamplingParams
 from replicas.core.scheduler import RequestRefusedError
 from replicas.core.scheduler_output import SchedulerOutput
 from replicas.protocol import FinishReason
+from tests.replicas.core.builders import make_request
 from tests.replicas.core.fake_device import reference
-from tests.replicas.core.harness import Replica, make_request
+from tests.replicas.core.harness import BOTH_DEPTHS, ONE_STEP, Replica
+
+pytestmark = BOTH_DEPTHS
 
 
 def counts(output: SchedulerOutput) -> dict[str, int]:
@@ -27,6 +30,7 @@ def test_a_long_prompt_is_prefilled_in_chunks_of_the_budget() -> None:
     replica.run()
 
 
+@ONE_STEP
 def test_one_step_holds_decodes_and_prefills() -> None:
     replica = Replica(16, budget=10)
     replica.submit(make_request("a", range(4)))
@@ -36,6 +40,7 @@ def test_one_step_holds_decodes_and_prefills() -> None:
     replica.run()
 
 
+@ONE_STEP
 def test_decodes_come_before_a_prefill_of_better_rank() -> None:
     replica = Replica(32, budget=8, by_priority=True)
     replica.submit(make_request("late", range(4), max_tokens=10, priority=1))
@@ -193,6 +198,7 @@ def test_history_travels_with_a_draw_only_where_it_is_needed() -> None:
     replica.run()
 
 
+@ONE_STEP
 def test_aborts_work_in_every_state() -> None:
     replica = Replica(9, budget=8, max_num_seqs=3)
     replica.submit(
@@ -247,6 +253,7 @@ def test_results_of_an_aborted_choice_are_dropped() -> None:
     replica.run()
 
 
+@ONE_STEP
 def test_results_of_an_older_epoch_are_dropped() -> None:
     replica = Replica(4)
     replica.submit(make_request("a", range(7)), make_request("b", range(50, 57)))
@@ -259,7 +266,7 @@ def test_results_of_an_older_epoch_are_dropped() -> None:
     while replica.scheduler.running != [replica.scheduler.requests["b"].choices[0]]:
         replica.step()
     choice = replica.choice("b")
-    assert choice.epoch == 1
+    assert choice.preemptions == 1
     before = (choice.num_computed_tokens, list(choice.output_token_ids))
     outcome = replica.updater.update(stale, result, replica.now)
     assert outcome.deltas == ()

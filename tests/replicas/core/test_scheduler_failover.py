@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from replicas.core.sampling_params import SamplingParams
 from replicas.core.scheduler import RequestRefusedError
 from replicas.protocol import ChoiceProgress, GenerateRequest
-from tests.replicas.core.harness import Replica, make_request
+from tests.replicas.core.builders import make_request
+from tests.replicas.core.harness import BOTH_DEPTHS, Replica
+
+pytestmark = BOTH_DEPTHS
 
 
 def lost(replica: Replica, data: GenerateRequest) -> GenerateRequest:
@@ -153,6 +156,6 @@ def test_one_that_comes_from_a_lost_replica_is_protected_until_it_made_progress(
     while replica.scheduler.has_work and not replica.scheduler.stats.preemptions:
         replica.step()
     choice = replica.choice("taken")
-    assert choice.epoch == 0 or len(choice.output_token_ids) >= 1 + 3
+    assert choice.preemptions == 0 or len(choice.output_token_ids) >= 1 + 3
     for request_id in ("leader", "needy", "taken"):
         replica.abort(request_id)

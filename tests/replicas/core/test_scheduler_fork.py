@@ -7,7 +7,10 @@ from dataclasses import replace
 import pytest
 
 from replicas.core.request import ChoiceState
-from tests.replicas.core.harness import Replica, make_request, with_prompt_logprobs
+from tests.replicas.core.builders import make_request, with_prompt_logprobs
+from tests.replicas.core.harness import BOTH_DEPTHS, ONE_STEP, Replica
+
+pytestmark = BOTH_DEPTHS
 
 
 def states(replica: Replica, request_id: str) -> str:
@@ -105,6 +108,7 @@ def test_more_choices_than_the_pool_holds_take_turns() -> None:
     assert all(receipt is not None and receipt.queue_s < 10 for receipt in waits)
 
 
+@ONE_STEP
 def test_the_leader_going_first_hands_the_prefill_on() -> None:
     replica = Replica(16, budget=4)
     replica.submit(make_request("a", range(10), n=3))

@@ -23,7 +23,8 @@ from replicas.core.preemption.priority import Priority
 from replicas.core.sampling_params import SamplingParams
 from replicas.core.scheduler import RequestRefusedError
 from replicas.protocol import GenerateRequest
-from tests.replicas.core.harness import BestRanked, Replica, make_request
+from tests.replicas.core.builders import BestRanked, make_request
+from tests.replicas.core.harness import Replica
 
 _MAX_COPY_STEPS = 3
 _SHARED = tuple((7 * i) % 5 + 1 for i in range(64))
@@ -75,6 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         spill_tokens=st.sampled_from((None, 1, 8)),
         copy_steps=st.sampled_from((0, 0, 1, 3)),
         patience=st.sampled_from((1.0, 1e9)),
+        depth=st.sampled_from((1, 2)),
     )
     def start(self, **config: Any) -> None:
         self.failing = False
@@ -110,9 +112,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1000), index=st.one_of(st.none(), st.integers(0, 3)))
     def abort_in_flight(self, which: int, index: int | None) -> None:
         """The client goes while the step is on the device: its result is dropped."""
-        output = self.replica.schedule()
+        self.replica.fill()
         self.replica.abort(f"r{which % self.arrivals}", index)
-        self.replica.finish_step(output)
+        self.replica.take()
 
     @invariant()
     def integrity(self) -> None:

@@ -8,7 +8,10 @@ from replicas.core.preemption.last_admitted import LastAdmitted
 from replicas.core.preemption.policy import PreemptionPolicy
 from replicas.core.request import ChoiceState
 from replicas.protocol import GenerateRequest, Receipt
-from tests.replicas.core.harness import BestRanked, Replica, make_request, with_prompt_logprobs
+from tests.replicas.core.builders import BestRanked, make_request, with_prompt_logprobs
+from tests.replicas.core.harness import BOTH_DEPTHS, ONE_STEP, Replica
+
+pytestmark = BOTH_DEPTHS
 
 
 def own_prompts(count: int, length: int, *, max_tokens: int) -> list[GenerateRequest]:
@@ -63,6 +66,7 @@ def test_a_victim_keeps_its_history_and_its_place_but_no_block() -> None:
     replica.run()
 
 
+@ONE_STEP
 def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
     replica = Replica(5, caching=False)
     replica.submit(*own_prompts(2, 7, max_tokens=8))
@@ -98,13 +102,14 @@ def test_protection_saves_preemptions() -> None:
     assert preemptions[1] < preemptions[0]
 
 
+@ONE_STEP
 def test_a_protected_choice_without_room_stands_still_and_only_the_leader_preempts_it() -> None:
     replica = Replica(4)
     leader, other = own_prompts(2, 7, max_tokens=8)
     replica.submit(make_request("r0", leader.prompt_token_ids[:5], max_tokens=8), other)
     replica.step()
     protected = replica.choice("r1")
-    protected.epoch = 1  # as if it had been resumed
+    protected.preemptions = 1  # as if it had been resumed
     running = [{item.key[0] for item in replica.step().scheduled} for _ in range(3)]
     assert running == [{"r0", "r1"}, {"r0"}, {"r0"}]
     assert protected in replica.scheduler.running
@@ -128,6 +133,7 @@ def test_who_is_better_ranked_does_not_give_way_to_who_is_not_the_leader() -> No
 
 
 @pytest.mark.parametrize("caching", [True, False])
+@ONE_STEP
 def test_prompt_logprobs_are_complete_after_preemption_in_mid_prefill(caching: bool) -> None:
     """O05. The client's copy is compared with an undisturbed run on delivery."""
     replica = Replica(5, budget=3, caching=caching)
@@ -260,6 +266,7 @@ def test_only_what_looks_for_a_prefix_counts_as_a_query() -> None:
         assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == expected
 
 
+@ONE_STEP
 def test_a_receipt_tells_of_hits_preemptions_and_stalls() -> None:
     replica = Replica(5)
     replica.submit(make_request("warm", range(9), max_tokens=1))
@@ -282,6 +289,7 @@ def test_a_receipt_tells_of_hits_preemptions_and_stalls() -> None:
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (9 + 7 + 9, 8)
 
 
+@ONE_STEP
 def test_known_tokens_are_not_sampled_again() -> None:
     replica = Replica(9)
     replica.submit(*own_prompts(4, 7, max_tokens=14))

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 from replicas.core.stall_watch import PERIOD_S
 from replicas.protocol import TokenDelta
-from tests.replicas.core.harness import Replica, make_request
+from tests.replicas.core.builders import make_request
+from tests.replicas.core.harness import Replica
 
 
 def waits(replica: Replica) -> list[TokenDelta]:

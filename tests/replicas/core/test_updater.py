@@ -5,7 +5,8 @@ from __future__ import annotations
 from replicas.core.sampling_params import SamplingParams
 from replicas.core.scheduler_output import SampledToken, StepResult
 from replicas.protocol import FinishReason, TokenLogprobs
-from tests.replicas.core.harness import Replica, make_request
+from tests.replicas.core.builders import make_request
+from tests.replicas.core.harness import Replica
 
 
 def test_times_of_a_request() -> None:
