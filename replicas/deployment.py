@@ -183,7 +183,7 @@ def build_engine(settings: ReplicaSettings) -> Engine:
     """Load the model and build its engine, on the thread that will run it."""
     torch.set_num_threads(settings.threads)
     folder: Path = sources.resolve(settings.source, settings.revision)
-    model = loader.load(folder, settings.dtype, settings.device)
+    model = loader.load(folder, settings.dtype, settings.device, settings.engine.kernel_backend)
     swap_bytes = int(settings.engine.swap_space * 2**30)
     open_store = functools.partial(_attach_store, swap_bytes) if swap_bytes else None
     return Engine(settings.engine, model, settings.device, open_store=open_store)

@@ -139,7 +139,10 @@ class EngineInfo:
     host_blocks: int = 0
     """Blocks the host tier holds; 0 without one."""
     fingerprint: str = ""
-    """Of the model's weights: with `kv_dtype` and `block_size` it keys block digests."""
+    """Of the model's weights: with `kv_dtype`, `kv_scales` and `block_size` it keys block
+    digests."""
+    kv_scales: str = ""
+    """Digest of the scales of an fp8 pool; empty for others."""
 
     @property
     def kv_tokens(self) -> int:

@@ -8,15 +8,15 @@ from replicas.core.block_hash import BlockHasher
 from replicas.protocol import EngineInfo, GenerateRequest
 from router.replica_states import ReplicaState
 
-BlockKind = tuple[str, str, int]
-"""What digests are keyed by: fingerprint, KV dtype, block size."""
+BlockKind = tuple[str, str, str, int]
+"""What digests are keyed by: fingerprint, KV dtype, digest of its scales, block size."""
 Chains = Mapping[BlockKind, Sequence[bytes]]
 """Digests of all full blocks of a prompt, first block first, by kind of replica."""
 
 
 def block_kind(engine: EngineInfo) -> BlockKind:
     """Replicas of one kind compute equal digests."""
-    return engine.fingerprint, engine.kv_dtype, engine.block_size
+    return engine.fingerprint, engine.kv_dtype, engine.kv_scales, engine.block_size
 
 
 class PromptChains:
@@ -39,7 +39,12 @@ class PromptChains:
     def _hasher(self, kind: BlockKind) -> BlockHasher:
         hasher = self._hashers.get(kind)
         if hasher is None:
-            fingerprint, kv_dtype, block_size = kind
-            hasher = BlockHasher(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=block_size)
+            fingerprint, kv_dtype, kv_scales, block_size = kind
+            hasher = BlockHasher(
+                fingerprint=fingerprint,
+                kv_dtype=kv_dtype,
+                kv_scales=kv_scales,
+                block_size=block_size,
+            )
             self._hashers[kind] = hasher
         return hasher

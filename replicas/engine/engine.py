@@ -1,11 +1,10 @@
-"""One replica's engine: schedule, run, update. Synchronous and single-threaded."""
+"""One replica's engine: schedule, launch, update. Single-threaded."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from replicas.config import EngineConfig
 from replicas.core import replica_snapshot
@@ -19,17 +18,19 @@ from replicas.core.scheduler import Scheduler, SchedulerConfig
 from replicas.core.scheduler_output import StepOutcome
 from replicas.core.scheduler_stats import SchedulerStats
 from replicas.core.updater import StepUpdater
-from replicas.engine import pool_size, probe, victim_policy
-from replicas.engine.host_memory import HostMemory, MakeCopier, OpenStore, copier_for
+from replicas.engine import device_side, pool_size, probe, victim_policy
+from replicas.engine.host_memory import HostMemory, MakeCopier, OpenStore
+from replicas.engine.in_flight import Runner
+from replicas.engine.kv_format import KVFormat
 from replicas.engine.kv_pool import KVPool
-from replicas.engine.model_runner import ModelRunner
+from replicas.engine.pipeline import Pipeline, depth_for
 from replicas.models.hf_adapter import PagedModel
 from replicas.protocol import BlockEvents, EngineInfo, GenerateRequest, ReplicaSnapshot
 
-logger = logging.getLogger(__name__)
+MakeRunner = Callable[[KVPool, int], Runner]
+"""(pool, tokens that a choice may reach) -> who computes steps over it."""
 
-_COPY_WAIT_S = 0.002
-"""Of a step that has nothing to do but to wait for copies."""
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -43,22 +44,33 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         open_store: OpenStore | None = None,
         make_copier: MakeCopier | None = None,
+        make_runner: MakeRunner | None = None,
+        depth: int | None = None,
     ) -> None:
         """`open_store` gives the host tier its memory; without it there is none. `make_copier`
-        gives who moves blocks there and back, where the device's usual one will not do."""
+        gives who moves blocks there and back, `make_runner` who computes steps, and `depth` how
+        many of them are in flight, where the device's usual will not do."""
         spec = model.spec
-        blocks = pool_size.num_blocks(config, spec, device)
-        dtype = pool_size.kv_dtype(config, spec)
+        kv_format = KVFormat.choose(config, model, device)
+        side = device_side.choose(config, model, kv_format, device)
+        blocks = pool_size.num_blocks(config, spec, side.measure)
         limit = pool_size.max_model_len(config, spec, blocks)
         pool = KVPool(
-            spec, num_blocks=blocks, block_size=config.block_size, dtype=dtype, device=device
+            spec,
+            num_blocks=blocks,
+            block_size=config.block_size,
+            dtype=kv_format.dtype,
+            device=device,
+            scales=kv_format.scales,
         )
-        kv_dtype = str(dtype).removeprefix("torch.")
         hasher = BlockHasher(
-            fingerprint=spec.fingerprint, kv_dtype=kv_dtype, block_size=config.block_size
+            fingerprint=spec.fingerprint,
+            kv_dtype=kv_format.name,
+            kv_scales=kv_format.digest,
+            block_size=config.block_size,
         )
         self._clock = clock
-        self._runner = ModelRunner(model, pool, device)
+        runner = (make_runner or side.runner)(pool, limit)
         self._events = BlockEventLog()
         block_pool = BlockPool(blocks, self._events)
         self._host = HostMemory.open(
@@ -67,14 +79,14 @@ class Engine:
             block_pool,
             hasher,
             clock,
-            make_copier or copier_for(device),
+            make_copier or side.copier,
             # Without caching, what the host keeps is private.
             self._events if config.enable_prefix_caching else None,
         )
         self.info = EngineInfo(
             device=device,
             dtype=spec.dtype,
-            kv_dtype=kv_dtype,
+            kv_dtype=kv_format.name,
             block_size=config.block_size,
             num_blocks=blocks,
             max_model_len=limit,
@@ -82,6 +94,7 @@ class Engine:
             block_bytes=pool.block_bytes,
             host_blocks=self._host.num_slots if self._host else 0,
             fingerprint=spec.fingerprint,
+            kv_scales=kv_format.digest,
         )
         kv = KVManager(
             block_pool,
@@ -105,17 +118,25 @@ class Engine:
         )
         costs = CostModel(pool.block_bytes)
         if self._host is not None:
-            costs = self._host.probe(self._runner, config.max_num_batched_tokens)
+            costs = self._host.probe(runner, config.max_num_batched_tokens)
         costs.decode = probe.decode_steps(
-            self._runner, pool, max_choices=config.max_num_seqs, clock=clock
+            runner, pool, max_choices=config.max_num_seqs, clock=clock
         )
         policy = victim_policy.make(config.preemption_policy)
         self._scheduler = Scheduler(scheduling, kv, policy, costs)
         self._updater = StepUpdater(self._scheduler, spec.eos_token_ids)
+        self._pipeline = Pipeline(
+            self._scheduler,
+            self._updater,
+            runner,
+            self._host.copier if self._host else None,
+            clock,
+            depth_for(device) if depth is None else depth,
+        )
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._pipeline.has_work
 
     @property
     def stats(self) -> SchedulerStats:
@@ -148,15 +169,8 @@ class Engine:
         return self._updater.abort(request_id, choice, self._clock())
 
     def step(self) -> StepOutcome:
-        """Compute one batch and say what it changed."""
-        output = self._scheduler.schedule(self._clock())
-        if self._host is not None:
-            self._host.copier.start(output.host_copies)
-        begin = self._clock()
-        result = self._runner.run(output)
-        now = self._clock()
-        outcome = self._updater.update(output, replace(result, compute_s=now - begin), now)
-        self._end_copies(idle=not output.scheduled)
+        """Compute one batch and say what it changed. Where steps overlap, the next is under way."""
+        outcome = self._pipeline.step()
         for cost in outcome.resumed:
             logger.debug("preemption: %s", cost)
         return outcome
@@ -169,10 +183,3 @@ class Engine:
         """Give host memory up; the engine cannot step after it."""
         if self._host is not None:
             self._host.close()
-
-    def _end_copies(self, *, idle: bool) -> None:
-        if self._host is None or not self._scheduler.num_copies:
-            return
-        if idle:
-            self._host.copier.wait(_COPY_WAIT_S)
-        self._scheduler.end_copies(self._host.copier.ended(), self._clock())

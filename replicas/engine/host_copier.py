@@ -19,7 +19,8 @@ class HostCopier(Protocol):
     """
 
     def start(self, copies: Sequence[Save | Restore]) -> None:
-        """Begin; returns when the pool's state up to the last step is what the saves will see."""
+        """Begin, behind every step launched so far: saves see what these write, and restores fill
+        no block that these still use."""
         ...
 
     def ended(self) -> list[EndedCopy]:

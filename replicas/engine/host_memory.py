@@ -12,11 +12,9 @@ from replicas.core.cost_model import CostModel
 from replicas.core.host_tier import HostTier
 from replicas.core.offloader import Offloader
 from replicas.engine import probe
-from replicas.engine.cuda_copy_stream import CudaCopyStream
-from replicas.engine.host_copier import DirectCopier, HostCopier
+from replicas.engine.host_copier import HostCopier
+from replicas.engine.in_flight import Runner
 from replicas.engine.kv_pool import KVPool
-from replicas.engine.model_runner import ModelRunner
-from replicas.engine.staged_copier import StagedCopier
 from replicas.host_store import HostStore
 
 OpenStore = Callable[[bytes, int], HostStore | None]
@@ -25,15 +23,6 @@ to be had."""
 
 MakeCopier = Callable[[KVPool, HostStore, Callable[[], float]], HostCopier]
 """(pool, store, clock) -> who copies between them."""
-
-
-def copier_for(device: str) -> MakeCopier:
-    """Between steps on a CPU, beside them on a GPU."""
-    return DirectCopier if device == "cpu" else _make_staged
-
-
-def _make_staged(pool: KVPool, store: HostStore, clock: Callable[[], float]) -> StagedCopier:
-    return StagedCopier(pool, store, clock, CudaCopyStream())
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +63,7 @@ class HostMemory:
         """Blocks that fit."""
         return self.store.num_slots
 
-    def probe(self, runner: ModelRunner, max_tokens: int) -> CostModel:
+    def probe(self, runner: Runner, max_tokens: int) -> CostModel:
         """A cost model that begins with what this machine does now. Before anything is served."""
         taken = {slot for slot, _ in self.store.inventory()}
         free = [slot for slot in range(self.store.num_slots) if slot not in taken]

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.fp8 import FP8, movable
 from kernels.pool_layout import transposed_keys
+from replicas.models.kv_scales import KVScales
 from replicas.models.spec import ModelSpec
 
 RESERVED_BLOCKS = 1
@@ -37,7 +39,12 @@ class KVPool:
         block_size: int,
         dtype: torch.dtype,
         device: str,
+        scales: KVScales | None = None,
     ) -> None:
+        """`scales`, on `device`, are for an e4m3 pool, which needs them."""
+        if (scales is not None) != (dtype == FP8):
+            raise ValueError(f"scales are for an e4m3 pool, which needs them: this is {dtype}")
+        self._scales = scales
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
@@ -62,13 +69,23 @@ class KVPool:
         keys, values = self._by_layer[index]
         return (transposed_keys(keys) if self._on_cpu else keys), values
 
+    @property
+    def blocks(self) -> Tensor:
+        """[num_blocks + 1, layers, 2, ...], contiguous where the pool is on a GPU."""
+        return self._by_layer.movedim(2, 0)
+
+    def scales(self, index: int) -> tuple[Tensor, Tensor] | None:
+        """(k_scale, v_scale) of a layer, each [kv_heads] float32; None where it has none."""
+        return None if self._scales is None else self._scales.layer(index)
+
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (source, destination) over all layers; all are read before any is written."""
         if not pairs:
             return
         device = self._by_layer.device
         sources, targets = torch.tensor(pairs, dtype=torch.int64, device=device).unbind(1)
-        self._by_layer[:, :, targets] = self._by_layer[:, :, sources]
+        blocks = movable(self._by_layer)
+        blocks[:, :, targets] = blocks[:, :, sources]
 
     def export(self, block: int, into: Tensor) -> None:
         """Copy a block out to `into`, uint8 [block_bytes] in host memory. Where that is pinned

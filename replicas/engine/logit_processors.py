@@ -48,19 +48,36 @@ def process(scores: Tensor, rows: Sequence[SampleRow], eos_token_ids: Collection
     for index, row in enumerate(rows):
         if row.sampling.allowed_token_ids:
             _keep_only(scores[index], row.sampling.allowed_token_ids)
-    _add(scores, [_bias(row, eos_token_ids) for row in rows])
-    _penalise(scores, [_repetition_penalties(row) for row in rows])
-    _add(scores, [_output_penalties(row) for row in rows])
+    edits = [edits_of(row, eos_token_ids) for row in rows]
+    _add(scores, [each.bias for each in edits])
+    _penalise(scores, [each.repetition for each in edits])
+    _add(scores, [each.output for each in edits])
 
 
-class _Edits(NamedTuple):
-    """What one row asks for: [N] token ids, each at most once, and a value for each."""
+class TokenValues(NamedTuple):
+    """[N] token ids, each at most once, and a value for each."""
 
     token_ids: NDArray[np.int64]
     values: NDArray[np.float64]
 
 
-_NOTHING = _Edits(np.empty(0, np.int64), np.empty(0, np.float64))
+class Edits(NamedTuple):
+    """What one row asks for beside its allowed tokens."""
+
+    bias: TokenValues
+    """To be added first, that of `min_tokens` in it."""
+    repetition: TokenValues
+    """By which positive scores are divided and others multiplied, then."""
+    output: TokenValues
+    """To be added last."""
+
+
+def edits_of(row: SampleRow, eos_token_ids: Collection[int]) -> Edits:
+    """The row's edits; ids may lie outside the vocabulary."""
+    return Edits(_bias(row, eos_token_ids), _repetition_penalties(row), _output_penalties(row))
+
+
+_NOTHING = TokenValues(np.empty(0, np.int64), np.empty(0, np.float64))
 
 
 def _keep_only(scores: Tensor, token_ids: Sequence[int]) -> None:
@@ -71,11 +88,11 @@ def _keep_only(scores: Tensor, token_ids: Sequence[int]) -> None:
     scores[allowed] = kept
 
 
-def _bias(row: SampleRow, eos_token_ids: Collection[int]) -> _Edits:
+def _bias(row: SampleRow, eos_token_ids: Collection[int]) -> TokenValues:
     bias = dict(row.sampling.logit_bias)
     if row.output_index < row.sampling.min_tokens:
         bias.update(dict.fromkeys(_ends(row.sampling, eos_token_ids), -torch.inf))
-    return _Edits(_array(bias), np.fromiter(bias.values(), np.float64, len(bias)))
+    return TokenValues(_array(bias), np.fromiter(bias.values(), np.float64, len(bias)))
 
 
 def _ends(sampling: SamplingParams, eos_token_ids: Collection[int]) -> set[int]:
@@ -88,40 +105,40 @@ def _ends(sampling: SamplingParams, eos_token_ids: Collection[int]) -> set[int]:
     return ends
 
 
-def _repetition_penalties(row: SampleRow) -> _Edits:
+def _repetition_penalties(row: SampleRow) -> TokenValues:
     penalty = row.sampling.repetition_penalty
     if penalty == 1.0:
         return _NOTHING
     seen = _array({*row.prompt_token_ids, *row.output_token_ids})
-    return _Edits(seen, np.full(seen.shape, penalty))
+    return TokenValues(seen, np.full(seen.shape, penalty))
 
 
-def _output_penalties(row: SampleRow) -> _Edits:
+def _output_penalties(row: SampleRow) -> TokenValues:
     presence, frequency = row.sampling.presence_penalty, row.sampling.frequency_penalty
     if not presence and not frequency:
         return _NOTHING
     output = np.asarray(row.output_token_ids, np.int64)
     token_ids, counts = np.unique(output, return_counts=True)
-    return _Edits(token_ids, -(presence + frequency * counts.astype(np.float64)))
+    return TokenValues(token_ids, -(presence + frequency * counts.astype(np.float64)))
 
 
 def _array(token_ids: Collection[int]) -> NDArray[np.int64]:
     return np.fromiter(token_ids, np.int64, len(token_ids))
 
 
-def _add(scores: Tensor, edits: Sequence[_Edits]) -> None:
+def _add(scores: Tensor, edits: Sequence[TokenValues]) -> None:
     places, amounts = _flatten(scores, edits)
     scores.view(-1)[places] += amounts
 
 
-def _penalise(scores: Tensor, edits: Sequence[_Edits]) -> None:
+def _penalise(scores: Tensor, edits: Sequence[TokenValues]) -> None:
     places, penalty = _flatten(scores, edits)
     old = scores.view(-1)[places]
     scores.view(-1)[places] = torch.where(old > 0, old / penalty, old * penalty)
 
 
-def _flatten(scores: Tensor, edits: Sequence[_Edits]) -> tuple[Tensor, Tensor]:
-    """One `_Edits` a row -> places in the flat scores and the values for them, both [N]."""
+def _flatten(scores: Tensor, edits: Sequence[TokenValues]) -> tuple[Tensor, Tensor]:
+    """One `TokenValues` a row -> places in the flat scores and the values for them, both [N]."""
     vocab_size = scores.shape[1]
     places, values = [], []
     for index, (token_ids, of_tokens) in enumerate(edits):

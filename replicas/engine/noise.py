@@ -30,6 +30,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -38,6 +40,7 @@ GROUP = 32
 _GROUP_BITS = 5
 _ROUNDS = 10
 _MASK = 0xFFFF_FFFF
+SEED_MASK = 0xFFFF_FFFF_FFFF_FFFF
 _MULTIPLIERS = (0xD251_1F53, 0xCD9E_8D57)
 _KEY_STEPS = (0x9E37_79B9, 0xBB67_AE85)
 
@@ -72,6 +75,23 @@ def row_key(seed: int, choice: int, output_index: int) -> Words:
     """
     counter = (choice & _MASK, output_index & _MASK, 0, 0)
     return philox(counter, (seed & _MASK, seed >> 32 & _MASK))
+
+
+def row_keys(
+    seeds: npt.NDArray[np.uint64], choices: npt.NDArray[np.int64], indices: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint32]:
+    """`row_key` of R rows at once: [R, 4]. Seeds are below 2^64."""
+    mask, half = np.uint64(_MASK), np.uint64(32)
+    zero = np.zeros(len(seeds), dtype=np.uint64)
+    c0, c1, c2, c3 = choices.astype(np.uint64) & mask, indices.astype(np.uint64) & mask, zero, zero
+    k0, k1 = seeds & mask, seeds >> half
+    for _ in range(_ROUNDS):
+        # A product of two words fits 64 bits.
+        left, right = np.uint64(_MULTIPLIERS[0]) * c0, np.uint64(_MULTIPLIERS[1]) * c2
+        c0, c1 = (right >> half) ^ c1 ^ k0, right & mask
+        c2, c3 = (left >> half) ^ c3 ^ k1, left & mask
+        k0, k1 = (k0 + np.uint64(_KEY_STEPS[0])) & mask, (k1 + np.uint64(_KEY_STEPS[1])) & mask
+    return np.stack((c0, c1, c2, c3), axis=1).astype(np.uint32)
 
 
 def key_tensor(keys: Sequence[Words], device: torch.device) -> Tensor:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from kernels.fp8 import FP8
 from replicas.config import EngineConfig
+from replicas.engine.device_memory import DeviceMemory
 from replicas.engine.kv_pool import RESERVED_BLOCKS, block_bytes
 from replicas.models.spec import ModelSpec
 
 _GIB = 2**30
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8_e4m3": FP8}
 
 
 class PoolSizeError(ValueError):
@@ -18,14 +23,15 @@ class PoolSizeError(ValueError):
 def kv_dtype(config: EngineConfig, spec: ModelSpec) -> torch.dtype:
     """The pool's element type; `auto` takes the model's."""
     name = spec.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
+    return _DTYPES[name]
 
 
-def num_blocks(config: EngineConfig, spec: ModelSpec, device: str) -> int:
+def num_blocks(
+    config: EngineConfig, spec: ModelSpec, measure: Callable[[], DeviceMemory] | None = None
+) -> int:
     """Usable blocks: the override, else what fits `kv_cache_memory_gib` (CPU), or what
-    `gpu_memory_utilization` leaves beside the loaded weights (CUDA).
+    `gpu_memory_utilization` leaves beside weights and activations (where there is a GPU to
+    `measure`, which takes seconds).
 
     Raises:
         PoolSizeError: not one block fits.
@@ -33,20 +39,17 @@ def num_blocks(config: EngineConfig, spec: ModelSpec, device: str) -> int:
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override
     size = block_bytes(spec, config.block_size, kv_dtype(config, spec))
-    if device == "cpu":
+    if measure is None:
         room = config.kv_cache_memory_gib * _GIB
         source = f"kv_cache_memory_gib {config.kv_cache_memory_gib:g}"
     else:
-        free, total = torch.cuda.mem_get_info()
-        room = free - (1.0 - config.gpu_memory_utilization) * total
-        source = (
-            f"gpu_memory_utilization {config.gpu_memory_utilization:g} of {total / _GIB:.1f} GiB, "
-            f"of which {(total - free) / _GIB:.1f} GiB are taken,"
-        )
+        memory = measure()
+        room = memory.room(config.gpu_memory_utilization)
+        source = memory.explain(config.gpu_memory_utilization)
     blocks = int(room // size) - RESERVED_BLOCKS
     if blocks < 1:
         raise PoolSizeError(
-            f"{source} leaves no room for a KV block of {size / 2**20:.1f} MiB "
+            f"{source} has no room for a KV block of {size / 2**20:.1f} MiB "
             f"({config.block_size} tokens) beside the reserved one"
         )
     return blocks

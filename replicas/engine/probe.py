@@ -8,12 +8,11 @@ from math import inf
 
 from replicas.core.block_transfer import OWN_SLAB, Restore, Save
 from replicas.core.cost_model import Rates
-from replicas.core.sampling_params import SamplingParams
-from replicas.core.scheduler_output import Draw, ScheduledChoice, SchedulerOutput
 from replicas.core.step_time import StepTime
 from replicas.engine.host_copier import HostCopier
+from replicas.engine.in_flight import Runner
 from replicas.engine.kv_pool import KVPool
-from replicas.engine.model_runner import ModelRunner
+from replicas.engine.synthetic_steps import decode_step, prefill_step
 
 _WARM_UP_TOKENS = 16
 _TOKENS = 256
@@ -23,7 +22,7 @@ MAX_SLOTS = 4
 
 
 def measure(
-    runner: ModelRunner,
+    runner: Runner,
     pool: KVPool,
     copier: HostCopier,
     *,
@@ -64,7 +63,7 @@ def measure(
 
 
 def decode_steps(
-    runner: ModelRunner, pool: KVPool, *, max_choices: int, clock: Callable[[], float]
+    runner: Runner, pool: KVPool, *, max_choices: int, clock: Callable[[], float]
 ) -> StepTime:
     """Decode with one choice and with several, a block of context each."""
     many = min(_CHOICES, max_choices, pool.num_blocks)
@@ -81,33 +80,14 @@ def _per_second(amount: float, seconds: float, guess: float) -> float:
     return amount / seconds if seconds > 0 else guess
 
 
-def _prefill(runner: ModelRunner, pool: KVPool, tokens: int) -> None:
+def _prefill(runner: Runner, pool: KVPool, tokens: int) -> None:
     blocks = -(-tokens // pool.block_size)
-    _run(runner, [_item(0, 0, tokens, tuple(range(1, blocks + 1)))])
+    runner.launch(prefill_step(tokens, range(1, blocks + 1))).result()
 
 
-def _decode(runner: ModelRunner, pool: KVPool, choices: int) -> None:
-    start = pool.block_size - 1
-    _run(runner, [_item(index, start, 1, (index + 1,)) for index in range(choices)])
-
-
-def _run(runner: ModelRunner, items: Sequence[ScheduledChoice]) -> None:
-    runner.run(SchedulerOutput(scheduled=tuple(items), block_copies=(), num_preempted=0))
-
-
-def _item(index: int, start: int, tokens: int, blocks: tuple[int, ...]) -> ScheduledChoice:
-    key = ("", index)
-    return ScheduledChoice(
-        key=key,
-        epoch=0,
-        start=start,
-        token_ids=(0,) * tokens,
-        blocks=blocks,
-        sampling=SamplingParams(1, 0, temperature=0.0),
-        prompt_token_ids=(0,) * (start + tokens),
-        # A drawn token is waited for: else a GPU would only have been told to compute.
-        draws=(Draw(key, output_index=0, output_token_ids=()),),
-    )
+def _decode(runner: Runner, pool: KVPool, choices: int) -> None:
+    tables = [(block,) for block in range(1, choices + 1)]
+    runner.launch(decode_step(tables, pool.block_size - 1)).result()
 
 
 def _seconds(copier: HostCopier, copies: Sequence[Save | Restore]) -> float:

@@ -140,9 +140,12 @@ def test_a_salt_separates_prefixes() -> None:
 
 def test_replicas_of_two_kinds_each_know_their_own_digests() -> None:
     it = Cluster()
-    newer = replace(ENGINE, fingerprint="newer", block_size=32)
+    fp8 = {"kv_dtype": "fp8_e4m3", "kv_scales": "digest", "block_size": 32}
+    newer = replace(ENGINE, fingerprint="newer", **fp8)
     Feed(it.placer.states, "r2", incarnation="2", engine=newer).connect()
-    hasher = BlockHasher(fingerprint="newer", kv_dtype="float32", block_size=32)
+    hasher = BlockHasher(
+        fingerprint="newer", kv_dtype="fp8_e4m3", kv_scales="digest", block_size=32
+    )
     it.feeds["r0"].step(0.0, BlockEvents(stored=tuple(HASHER.chain(PREFIX[:64]))))
     step = Feed(it.placer.states, "r2", sequence=0).happen(
         BlockEvents(stored=tuple(hasher.chain(PREFIX)))

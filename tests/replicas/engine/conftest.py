@@ -11,6 +11,16 @@ if TYPE_CHECKING:  # most tests here need no transformers
     from tests.replicas.engine.tiny_models import Twin
 
 
+@pytest.fixture(params=[1, 2], ids=["one step", "two in flight"])
+def depth(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Steps in flight of each engine that `make_engine` is not told otherwise."""
+    from tests.replicas.engine import driver
+
+    steps: int = request.param
+    monkeypatch.setattr(driver, "DEPTH", steps)
+    return steps
+
+
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Twin:
     """A random Llama of two layers."""

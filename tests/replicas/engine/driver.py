@@ -13,13 +13,21 @@ from replicas.config import EngineConfig
 from replicas.core.request import ChoiceKey
 from replicas.core.sampling_params import SamplingParams
 from replicas.core.scheduler_output import StepOutcome
-from replicas.engine.engine import Engine
+from replicas.engine.engine import Engine, MakeRunner
 from replicas.engine.host_memory import MakeCopier, OpenStore
 from replicas.host_store import InProcessStore
 from replicas.models.hf_adapter import PagedModel
 from replicas.protocol import FinishReason, GenerateRequest, Receipt, TokenLogprobs
 
 LOGPROB_TOLERANCE = 1e-4
+
+DEPTH = 1
+"""Steps in flight of engines that `make_engine` is not told otherwise; see the fixture `depth`."""
+
+BOTH_DEPTHS = pytest.mark.usefixtures("depth")
+"""On a CPU a step is computed when it is launched; its results are taken as late as on a GPU."""
+ONE_STEP = pytest.mark.parametrize("depth", [1], indirect=True, ids=["one step"])
+"""For tests of what is in which step, where the others of a module run at both depths."""
 
 
 @dataclass(slots=True)
@@ -49,6 +57,8 @@ def make_engine(
     host_blocks: int = 0,
     open_store: OpenStore | None = None,
     make_copier: MakeCopier | None = None,
+    make_runner: MakeRunner | None = None,
+    depth: int | None = None,
     **config: Any,
 ) -> Engine:
     """An engine on the CPU: a roomy pool and small chunks, and all that fits is admitted, unless
@@ -69,6 +79,8 @@ def make_engine(
         "cpu",
         open_store=open_store,
         make_copier=make_copier,
+        make_runner=make_runner,
+        depth=depth or DEPTH,
     )
 
 

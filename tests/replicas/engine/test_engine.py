@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from kernels.dispatch import KernelBackendError
 from replicas.core.scheduler import RequestRefusedError
 from replicas.engine.pool_size import PoolSizeError
 from replicas.protocol import FinishReason
 from tests.replicas.engine.driver import (
+    BOTH_DEPTHS,
+    ONE_STEP,
     Client,
     ask,
     assert_same,
@@ -20,7 +23,10 @@ from tests.replicas.engine.driver import (
 )
 from tests.replicas.engine.tiny_models import EOS, Twin, random_prompt
 
+pytestmark = BOTH_DEPTHS
 
+
+@ONE_STEP
 def test_what_can_never_be_served_is_refused_and_harms_nobody(llama: Twin) -> None:
     engine = make_engine(llama.paged, num_gpu_blocks_override=6, max_model_len=60)
     client = Client(engine)
@@ -58,10 +64,12 @@ def test_a_prompt_that_leaves_no_room_in_the_context_is_refused(llama: Twin) -> 
     ],
     ids=["the model's", "the pool's", "as configured", "the pool's, by memory"],
 )
+@ONE_STEP
 def test_the_limit_of_a_choice(llama: Twin, config: dict[str, Any], expected: int) -> None:
     assert make_engine(llama.paged, **config).info.max_model_len == expected
 
 
+@ONE_STEP
 def test_an_engine_says_what_it_is(llama: Twin) -> None:
     info = make_engine(llama.paged, num_gpu_blocks_override=10, kv_cache_dtype="bfloat16").info
     assert (info.device, info.dtype, info.kv_dtype) == ("cpu", "float32", "bfloat16")
@@ -69,6 +77,14 @@ def test_an_engine_says_what_it_is(llama: Twin) -> None:
     assert info.vocab_size == 192
 
 
+def test_triton_without_a_gpu_is_an_error_of_construction(llama: Twin) -> None:
+    with pytest.raises(KernelBackendError, match="kernel_backend 'triton' needs an NVIDIA GPU"):
+        make_engine(llama.paged, kernel_backend="triton")
+    for backend in ("auto", "torch"):
+        serve(make_engine(llama.paged, kernel_backend=backend), ask("a", (5, 6), 1))
+
+
+@ONE_STEP
 def test_an_impossible_size_is_an_error_of_construction(llama: Twin) -> None:
     with pytest.raises(PoolSizeError, match="context of 512 tokens"):
         make_engine(llama.paged, max_model_len=513)
@@ -148,6 +164,7 @@ def test_three_hundred_rounds_of_mixed_traffic_lose_no_block(llama: Twin) -> Non
     assert engine.stats.prefix_cache_hits > 100
 
 
+@ONE_STEP
 def test_the_snapshot_tells_what_goes_on(llama: Twin) -> None:
     engine = make_engine(llama.paged, max_num_seqs=2, max_num_batched_tokens=16)
     client = Client(engine)
@@ -162,6 +179,7 @@ def test_the_snapshot_tells_what_goes_on(llama: Twin) -> None:
     assert engine.snapshot().cached_blocks == 3 * (22 // 8)
 
 
+@ONE_STEP
 def test_a_bfloat16_pool_under_a_float32_model_stays_close(llama: Twin) -> None:
     requests = [
         ask(str(length), random_prompt(length), 8, logprobs=0, prompt_logprobs=0)

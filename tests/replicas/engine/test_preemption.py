@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 
 from replicas.engine.engine import Engine
 from tests.replicas.engine.driver import (
+    BOTH_DEPTHS,
     Client,
     ask,
     assert_same,
@@ -52,11 +54,19 @@ def tight(twin: Twin, num_blocks: int, mode: str = "recompute", **config: Any) -
     return make_engine(twin.paged, **(defaults | config))
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("n", [1, 4])
-@pytest.mark.parametrize("mode", ["recompute", "swap", "auto"])
+@pytest.mark.parametrize(
+    ("mode", "n", "caching", "depth"),
+    [
+        *product(["recompute", "swap", "auto"], [1, 4], [True, False], [1]),
+        ("recompute", 1, True, 2),
+        ("recompute", 4, False, 2),
+        ("swap", 1, False, 2),
+        ("swap", 4, True, 2),
+        ("auto", 4, True, 2),
+    ],
+)
 def test_a_preempted_run_equals_the_undisturbed_one(
-    llama: Twin, mode: str, n: int, caching: bool
+    llama: Twin, mode: str, n: int, caching: bool, depth: int
 ) -> None:
     """64 choices, drawn in all ways, in a pool for a few of them."""
     ways = list(WAYS.items())
@@ -66,7 +76,7 @@ def test_a_preempted_run_equals_the_undisturbed_one(
         for way, sampling in [ways[i % len(ways)]]
     ]
     undisturbed = serve(make_engine(llama.paged), *requests)
-    engine = tight(llama, 24, mode, enable_prefix_caching=caching)
+    engine = tight(llama, 24, mode, enable_prefix_caching=caching, depth=depth)
     answers = serve(engine, *requests)
     assert_same(answers, undisturbed)
     stats = engine.stats
@@ -78,7 +88,8 @@ def test_a_preempted_run_equals_the_undisturbed_one(
         assert stats.restored_tokens > 100
         for answer in answers.values():  # less than a block is left to compute again, each time
             took = answer.took
-            assert took.swaps == took.preemptions
+            # Before the first token is known, there may be no block but that of the last known.
+            assert took.preemptions - (depth - 1) <= took.swaps <= took.preemptions
             assert took.recomputed_tokens < BLOCK * max(1, took.preemptions)
 
 
@@ -91,6 +102,7 @@ def test_each_way_of_drawing_and_each_choice_gives_other_tokens(llama: Twin) -> 
 
 @MODES
 @pytest.mark.parametrize("caching", [True, False])
+@BOTH_DEPTHS
 def test_a_seeded_request_among_noise(llama: Twin, caching: bool, mode: str) -> None:
     """O03: the noise of a draw does not start anew with a preemption."""
     request = ask("seeded", random_prompt(10), 120, **SAMPLED)
@@ -104,6 +116,7 @@ def test_a_seeded_request_among_noise(llama: Twin, caching: bool, mode: str) -> 
 
 @MODES
 @pytest.mark.parametrize("caching", [True, False])
+@BOTH_DEPTHS
 def test_prompt_logprobs_of_a_prefill_preempted_half_way(
     llama: Twin, caching: bool, mode: str
 ) -> None:
@@ -203,8 +216,8 @@ def test_preemptions_are_no_prefix_hits(llama: Twin) -> None:
 
 
 @MODES
-@pytest.mark.parametrize("count", [1, 3])
-def test_sixteen_choices_in_a_pool_for_four(llama: Twin, count: int, mode: str) -> None:
+@pytest.mark.parametrize(("count", "depth"), [(1, 1), (1, 2), (3, 1)], indirect=["depth"])
+def test_sixteen_choices_in_a_pool_for_four(llama: Twin, count: int, mode: str, depth: int) -> None:
     """O29: everything ends, and short requests do not wait for the last choice."""
     large = [
         ask(f"large {i}", random_prompt(100, i), 40, n=16, temperature=0.7) for i in range(count)
@@ -233,10 +246,11 @@ def test_sixteen_choices_in_a_pool_for_four(llama: Twin, count: int, mode: str) 
     assert engine.stats.preemptions > 10
     assert engine.snapshot().host_blocks == 0
     if mode == "swap":  # who has not filled a block yet has nothing to keep
-        assert engine.stats.swaps > 0.9 * engine.stats.preemptions
+        assert engine.stats.swaps > (0.9 if depth == 1 else 0.7) * engine.stats.preemptions
         assert engine.stats.restored_tokens > 8 * engine.stats.swaps
 
 
+@BOTH_DEPTHS
 def test_growing_out_of_the_pool_ends_a_choice(llama: Twin) -> None:
     """Nobody is left to give way: the answer ends, early but right."""
     request = ask("long", random_prompt(20), 100)
@@ -248,6 +262,7 @@ def test_growing_out_of_the_pool_ends_a_choice(llama: Twin) -> None:
     assert answer.finish_reason == "length"
 
 
+@BOTH_DEPTHS
 def test_a_priority_is_kept_under_pressure(llama: Twin) -> None:
     """The lower class gives its blocks back to the higher one, and loses nothing by it."""
     requests = [
