@@ -6,13 +6,13 @@ SHELL := /bin/bash
 PYTHON ?= python3
 CONFIG ?= configs/cluster.yaml
 # HOST, PORT: where to listen; the config's http_options (127.0.0.1, 8000) where not given.
-# ARGS: passed on by `make test` and `make bench`.
+# ARGS: passed on by `make test`, `make bench` and `make gpu-check`.
 
 VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
 
-.PHONY: help setup serve test check fix bench bench-preempt bench-swap bench-router clean
+.PHONY: help setup serve test check fix bench bench-preempt bench-swap bench-router check-kernels bench-live gpu-check clean
 
 help:
 	@echo 'make setup    create $(VENV) and convert the embedded model'
@@ -24,6 +24,9 @@ help:
 	@echo 'make bench-preempt  measure what a shortage of KV costs'
 	@echo 'make bench-swap     measure copies to and from host memory'
 	@echo 'make bench-router   measure placement on a trace: ARGS="--trace FILE"'
+	@echo 'make gpu-check      check and measure the kernels on a GPU, in 9 minutes; DRY=1 without one'
+	@echo 'make bench-live     routers before the same replicas: ARGS="--load LOAD.PY"'
+	@echo 'make check-kernels  compile all GPU kernels, no GPU needed; UPDATE=1 rewrites their sizes'
 	@echo 'make clean    remove $(VENV) and caches'
 
 setup: $(SETUP)
@@ -56,6 +59,17 @@ bench-swap: $(SETUP)
 
 bench-router: $(SETUP)
 	$(BIN)/python -m tests.benchmarks.router $(ARGS)
+
+bench-live: $(SETUP)
+	$(BIN)/python -m tests.benchmarks.live $(ARGS)
+
+# Needs no set-up of ours: where there is none, PYTHON with torch and triton will do.
+gpu-check:
+	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.gpu_check $(if $(DRY),--dry) $(ARGS)
+
+# ARGS: such as `--only attn_decode`, `--workers 2`.
+check-kernels: $(SETUP)
+	$(BIN)/python -m tests.kernels.aot $(if $(UPDATE),--update) $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -164,12 +164,8 @@ def resolve_device(config: ClusterConfig, gpus: int) -> Literal["cpu", "cuda"]:
     if device == "auto":
         device = "cuda" if gpus else "cpu"
     if device == "cpu" and config.engine.kernel_backend == "triton":
-        raise ConfigError(
-            [
-                "engine.kernel_backend: 'triton' needs a GPU, and replicas run on the CPU; allowed "
-                "here: 'auto' or 'torch'"
-            ]
-        )
+        problem = "'triton' needs a GPU, and replicas run on the CPU; allowed here: 'auto', 'torch'"
+        raise ConfigError([f"engine.kernel_backend: {problem}"])
     return device
 
 
