@@ -24,8 +24,8 @@ from tests.benchmarks.router_model.peers import peers
 from tests.benchmarks.router_model.rival import Rival
 from tests.benchmarks.router_model.workload import BLOCK_TOKENS, Workload
 
-REQUESTS = 2000
-"""Of each workload. The conversations' prompts fill the cluster's KV seven times."""
+REQUESTS = 1000
+"""Of each workload. The conversations' prompts fill the cluster's KV three times."""
 FEED_DELAY_S = 0.005
 """Until a router knows of a step. Rivals are told at once."""
 LIMITS = Limits(ttft_s=5.0, itl_s=0.1)

@@ -57,7 +57,7 @@ def _check(options: argparse.Namespace) -> int:
     survey = Survey(None if options.update else known)
     _compile(survey, listed, _jobs(listed, options), options.workers)
     if options.update:
-        keys = {identity(launch) for launches in listed.values() for launch in launches}
+        keys = {(identity(launch), arch) for arch in listed for launch in listed[arch]}
         table.write(version, survey.merged(known or {}, keys))
     if options.report:
         survey.write(options.report)

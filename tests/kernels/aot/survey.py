@@ -52,9 +52,14 @@ class Survey:
     def broken(self) -> int:
         return sum(bool(finding.faults) for finding in self.findings)
 
-    def merged(self, before: table.Rows, listed: set[str]) -> table.Rows:
-        """`before` with what was compiled now, without variants that are no longer `listed`."""
-        rows = {key: dict(targets) for key, targets in before.items() if key in listed}
+    def merged(self, before: table.Rows, listed: set[tuple[str, int]]) -> table.Rows:
+        """`before` with what was compiled now, without what is no longer `listed`: identities with
+        an architecture."""
+        rows: table.Rows = {}
+        for key, arch in listed:
+            for target in (str(Target(arch)), str(Target(arch, aligned=False))):
+                if target in before.get(key, {}):
+                    rows.setdefault(key, {})[target] = before[key][target]
         for finding in self.findings:
             if finding.compiled.code is not None:
                 row = table.Row.of(finding.compiled)
