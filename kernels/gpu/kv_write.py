@@ -121,11 +121,11 @@ def _kv_write(
         mask = inside[:, None] & (column < DIM)[None, :]
         tl.store(places, _stored(x, k_scale, head, inside, key_blocks.dtype.element_ty), mask)
 
-        column = tl.arange(0, VALUE_COLUMNS)
-        mask = inside[:, None] & (column < VALUE_DIM)[None, :]
+        value_column = tl.arange(0, VALUE_COLUMNS)
+        mask = inside[:, None] & (value_column < VALUE_DIM)[None, :]
         heads = value + token * VALUE_STRIDE + (head * VALUE_DIM)[:, None]
-        x = tl.load(heads + column[None, :], mask=mask, other=0.0).to(tl.float32)
-        places = value_blocks + inner + (head * HEAD_STRIDE)[:, None] + column[None, :]
+        x = tl.load(heads + value_column[None, :], mask=mask, other=0.0).to(tl.float32)
+        places = value_blocks + inner + (head * HEAD_STRIDE)[:, None] + value_column[None, :]
         x = _stored(x, v_scale, head, inside, value_blocks.dtype.element_ty)
         tl.store(places, x, mask=mask)
 
