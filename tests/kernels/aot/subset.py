@@ -64,6 +64,7 @@ CHOICES = (
     Choice("kv_write", {"DIM": 256, "q_norm": "*fp32"} | BF16, (90,)),
     Choice("kv_write", {"DIM": 80, "ROT_DIM": 32} | BF16, (90,)),
     Choice("kv_write", {"DIM": 64, "ROT_DIM": 0} | BF16, (90,)),
+    Choice("kv_write", {"DIM": 192, "VALUE_DIM": 128} | BF16, (90,)),
     Choice("rms_norm", {"BLOCK": 4096, "residual": "*bf16", "ROUNDED": True}, EVERY, EVERY),
     Choice("rms_norm", {"BLOCK": 16384, "residual": "*bf16", "weight": "*fp32"}, (90,)),
     Choice("silu_mul", {}, EVERY, EVERY),
