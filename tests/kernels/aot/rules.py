@@ -31,6 +31,8 @@ class Allowance:
     stack: int
     """Bytes a thread, at the most."""
     reason: str
+    having: str = ""
+    """Part of the identities that it is for."""
 
 
 UNALIGNED = (
@@ -48,7 +50,8 @@ ALLOWANCES: tuple[Allowance, ...] = (
         80,
         aligned=True,
         stack=8,
-        reason="of rows of 16,384 with a residual and float32 weights only, which no model has",
+        reason="float32 weights beside rows of 8,192 to 16,384 with a residual: no model has them",
+        having="BLOCK=16384,RESIDUAL_STRIDE=16,ROUNDED=False,WIDTH=16,",
     ),
 )
 
@@ -62,7 +65,7 @@ def faults(key: str, target: Target, compiled: Compiled) -> list[str]:
     limit = SHARED_LIMIT[target.arch]
     if compiled.shared > limit:
         found.append(f"{compiled.shared:,} bytes of shared memory, the device has {limit:,}")
-    found += _spills(op, target, compiled.code)
+    found += _spills(key, target, compiled.code)
     if op == "attn_prefill" and target.arch == 90 and not compiled.code.wgmma:
         found.append("no wgmma")
     if op == "attn_prefill" and target.arch == 100 and not compiled.code.tcgen05:
@@ -87,12 +90,14 @@ def _narrow(key: str, code: MachineCode) -> list[str]:
     return []
 
 
-def _spills(op: str, target: Target, code: MachineCode) -> list[str]:
+def _spills(key: str, target: Target, code: MachineCode) -> list[str]:
+    op = key.partition("[")[0]
     allowed = max(
         (
             known.stack
             for known in ALLOWANCES
             if (known.op, known.arch, known.aligned) == (op, target.arch, target.aligned)
+            and known.having in key
         ),
         default=0,
     )
