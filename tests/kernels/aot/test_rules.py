@@ -82,6 +82,9 @@ def test_an_allowance_is_for_one_op_and_target_and_has_a_limit_and_a_reason(
     target = Target(known.arch, known.aligned)
     spilling = having(stack=known.stack, local=4)
     assert known.reason
-    assert not faults(known.op, target, spilling)
-    assert faults(known.op, target, having(stack=known.stack + 1))
-    assert faults(known.op, Target(known.arch, not known.aligned), spilling)
+    key = f"{known.op}[{known.having}]"
+    assert not faults(key, target, spilling)
+    assert faults(key, target, having(stack=known.stack + 1))
+    assert faults(key, Target(known.arch, not known.aligned), spilling)
+    if known.having:
+        assert faults(f"{known.op}[BLOCK=64]", target, spilling)
