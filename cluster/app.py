@@ -20,7 +20,10 @@ logger = logging.getLogger("ray.serve")
 
 HEALTH_PERIOD_S = 5.0
 HEALTH_TIMEOUT_S = 15.0
-INGRESS_DRAIN_S = 5.0
+INGRESS_DRAIN_S = 600.0
+"""How long an ingress that was replaced by an upgrade may take to finish its streams, which cannot
+move to another one as those of an engine can. It holds up no stop of the cluster: there the
+proxies go first, and an ingress without clients ends at once."""
 INGRESS_SLACK = 64
 """Requests beyond the limit that reach the ingress, so that it can answer 503 itself."""
 
@@ -83,6 +86,7 @@ def build_with(router: RequestRouterConfig, config: ClusterConfig) -> Applicatio
         .options(
             max_ongoing_requests=config.limits.max_queued_requests + INGRESS_SLACK,
             graceful_shutdown_timeout_s=INGRESS_DRAIN_S,
+            max_surge_percent=100,  # the new one is up before the old one takes no more
             ray_actor_options={"num_cpus": 0},
         )
         .bind(

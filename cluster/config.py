@@ -47,7 +47,9 @@ class RouterConfig(_Section):
     policy: Literal["round_robin", "least_loaded", "power_of_two", "prefix_aware"] = "prefix_aware"
     """prefix_aware prefers the replica that holds the prompt's KV, waiting time considered."""
     max_failovers: Annotated[int, Field(ge=0, le=100)] = 3
-    """Times that a request whose replica was lost goes on elsewhere, before it fails."""
+    """Times in a row that a request whose replica was lost goes on elsewhere, before it fails. The
+    count starts anew once the request has got 64 tokens a choice since its last loss, so that a
+    long stream outlives any number of replicas that go as planned."""
     failover_patience_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 60.0
     """Seconds that such a request waits for another replica to take it."""
     max_moves: Annotated[int, Field(ge=0, le=100)] = 2
@@ -114,6 +116,9 @@ class LimitsConfig(_Section):
     """Prompts in one completion request."""
     max_choices: Annotated[int, Field(ge=1, le=65536)] = 2048
     """Choices in one request: its prompts times `n`."""
+    request_timeout_s: Annotated[float, Field(gt=0.0, le=86400.0)] | None = None
+    """Seconds that a request may take from its arrival, waiting included, before it ends with an
+    error; a client may ask for less with `timeout_s`. null sets no limit."""
 
 
 class RecordingConfig(_Section):

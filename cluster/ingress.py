@@ -13,11 +13,11 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from cluster import metrics
+from cluster.broadcast import ask_all
 from cluster.config import LimitsConfig, RecordingConfig
 from cluster.failover import FailoverBackend
 from cluster.follower import FollowLimits
@@ -64,6 +64,7 @@ class Ingress:
         self._replicas = replicas
         self._served_name = settings.served_name
         self._may_sleep = settings.may_sleep
+        self._timeouts = 0
         first: ReplicaReport = await replicas.report.remote()  # waits for a replica to be up
         self._engine = first.engine
         listener = ReplyListener(ray.util.get_node_ip_address())
@@ -88,11 +89,8 @@ class Ingress:
             health=self.health,
             version=importlib.metadata.version("quire"),
             created=int(time.time()),
-            limits=Limits(
-                max_body_bytes=int(limits.max_body_mib * 2**20),
-                max_prompts=limits.max_batch_prompts,
-                max_choices=limits.max_choices,
-            ),
+            limits=http_limits(limits),
+            note_timeout=self._count_timeout,
         )
         logger.info(await self.summary())
 
@@ -101,13 +99,13 @@ class Ingress:
 
     async def metrics(self) -> bytes:
         """Prometheus text: all replicas that answer in time, this ingress and its router."""
-        replicas = await self._ask_all("metrics") or ()
-        hops = metrics.hops(self._backend.hops)
-        return metrics.exposition([*replicas, router_metrics.REGISTRY.collect(), hops])
+        replicas = await ask_all(self._replicas, "metrics", ANSWER_TIMEOUT_S) or ()
+        own = metrics.ingress(self._backend.hops, self._timeouts)
+        return metrics.exposition([*replicas, router_metrics.REGISTRY.collect(), own])
 
     async def health(self) -> tuple[bool, Mapping[str, Any]]:
         """Whether any replica makes progress, or none is needed, and what each of them does."""
-        reports: list[ReplicaReport] | None = await self._ask_all("report")
+        reports = await self._reports()
         healthy = any(report.failure is None for report in reports or ())
         if reports is None and self._may_sleep:
             healthy = True
@@ -120,7 +118,7 @@ class Ingress:
     async def summary(self) -> str:
         """One line on what is served, for whoever started the cluster."""
         engine = self._engine
-        count = len(await self._ask_all("report") or ())
+        count = len(await self._reports() or ())
         fit = engine.kv_tokens // engine.max_model_len
         return (
             f"model {self._served_name}, {engine.device}, {engine.dtype}, "
@@ -140,17 +138,22 @@ class Ingress:
         if recorder is not None:
             recorder.close(RECORDER_CLOSE_S)
 
-    async def _ask_all(self, method: str) -> list[Any] | None:
-        """The answers that came in time; None where there is no replica."""
-        try:
-            answers = await self._replicas.broadcast(method).results_async(
-                timeout_s=ANSWER_TIMEOUT_S, return_exceptions=True
-            )
-        except DeploymentUnavailableError:
-            return None
-        except TimeoutError:
-            return []
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
+    async def _reports(self) -> list[ReplicaReport] | None:
+        """Of the replicas that answer in time; None where there is no replica."""
+        return await ask_all(self._replicas, "report", ANSWER_TIMEOUT_S)
+
+    def _count_timeout(self) -> None:
+        self._timeouts += 1
+
+
+def http_limits(config: LimitsConfig) -> Limits:
+    """The operator's limits, as the HTTP front takes them."""
+    return Limits(
+        max_body_bytes=int(config.max_body_mib * 2**20),
+        max_prompts=config.max_batch_prompts,
+        max_choices=config.max_choices,
+        request_timeout_s=config.request_timeout_s,
+    )
 
 
 def _recorder(config: RecordingConfig | None) -> TraceRecorder | None:

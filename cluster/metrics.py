@@ -28,18 +28,24 @@ class _Merged(Collector):
         yield from self._by_name.values()
 
 
-def hops(counts: Hops) -> list[Metric]:
-    """Requests that went on at another replica."""
+def ingress(hops: Hops, timeouts: int) -> list[Metric]:
+    """What happened to an ingress' requests: those that went on at another replica, and those
+    that a deadline ended."""
     return [
         CounterMetricFamily(
             "quire:failovers",
             "Times that a request lost its replica and went on at another",
-            value=counts.failovers,
+            value=hops.failovers,
         ),
         CounterMetricFamily(
             "quire:moves",
             "Times that a preempted request left a replica that had no room for it",
-            value=counts.moves,
+            value=hops.moves,
+        ),
+        CounterMetricFamily(
+            "quire:request_timeouts",
+            "Requests that were ended because they were not complete in time",
+            value=timeouts,
         ),
     ]
 

@@ -66,6 +66,14 @@ def overloaded(message: str, retry_after_s: float) -> ApiError:
     return ApiError(503, message, "server_error", code="overloaded", headers=headers)
 
 
+def deadline_exceeded(message: str, param: str | None) -> ApiError:
+    """504: the request took longer than it may. `param` names the client's own limit, where it
+    was that one."""
+    # OpenAI's clients repeat what failed with a 5xx, each time for as long, unless told not to.
+    headers = {"x-should-retry": "false"}
+    return ApiError(504, message, "timeout_error", param, "deadline_exceeded", headers)
+
+
 def server_error(message: str) -> ApiError:
     """500: the request was fine and could not be served all the same."""
     return ApiError(500, message, "server_error", code="internal_error")

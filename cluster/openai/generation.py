@@ -42,11 +42,18 @@ class Generation:
     """Alternatives to show for each token; None shows no logprobs."""
     prompt_logprobs: int | None
     return_token_ids: bool
+    timeout_s: float | None
+    """What the client allows, seconds from arrival."""
 
     @property
     def n(self) -> int:
         """Choices of each prompt."""
         return self.journals[0].request.n
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice is complete for the client."""
+        return all(journal.finished for journal in self.journals)
 
 
 def completion(raw: bytes, service: Service, headers: ClientHeaders) -> Generation:
@@ -131,6 +138,7 @@ def _generation(
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
         return_token_ids=body.return_token_ids,
+        timeout_s=body.timeout_s,
     )
 
 

@@ -125,6 +125,8 @@ class GenerationBody(RequestBody):
     return_token_ids: bool = False
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0
     """Lower is served first."""
+    timeout_s: Annotated[float | None, Field(gt=0)] = None
+    """Seconds from arrival in which the request must be complete, or it ends with an error."""
     cache_salt: Annotated[str, Field(max_length=MAX_LABEL_CHARS)] = ""
     request_id: Annotated[
         str | None,

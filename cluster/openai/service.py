@@ -22,6 +22,16 @@ class QueueFull(BackendError):  # noqa: N818 - a condition, not a fault
         self.retry_after_s = retry_after_s
 
 
+class DeadlinePassed(BackendError):  # noqa: N818 - a condition, not a fault
+    """The request was not complete in time."""
+
+    def __init__(self, limit_s: float, *, asked: bool) -> None:
+        """`asked`: whether the limit is the client's own."""
+        whose = "its timeout_s" if asked else "this server's limit"
+        super().__init__(f"the request was not complete within {whose} of {limit_s:g} s")
+        self.asked = asked
+
+
 class DeltaStream(Protocol):
     """Deltas of all choices of one request, as the engine's steps bring them."""
 
@@ -53,6 +63,8 @@ class Limits:
     """Prompts in one completions request."""
     max_choices: int = 2048
     """Prompts times `n` in one request."""
+    request_timeout_s: float | None = None
+    """How long a request may take from its arrival, waiting included; None: any time."""
     receipt_wait_s: float = 1.0
     """How long a finished request waits for the receipts of choices that it aborted."""
 
@@ -79,3 +91,5 @@ class Service:
     created: int
     """Unix seconds, shown by /v1/models."""
     limits: Limits = field(default_factory=Limits)
+    note_timeout: Callable[[], None] = lambda: None
+    """Told of each request that its deadline has ended."""

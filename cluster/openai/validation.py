@@ -128,7 +128,7 @@ def _bounds(metadata: Iterable[Any], unit: str) -> Iterator[str]:
     elif Ge in limits:
         yield f"of at least {limits[Ge]}"
     elif Gt in limits:
-        yield f"above {limits[Gt]} and at most {limits[Le]}"
+        yield f"above {limits[Gt]}" + (f" and at most {limits[Le]}" if Le in limits else "")
     if MinLen in limits and MaxLen in limits:
         yield f"of {limits[MinLen]} to {limits[MaxLen]} {unit}"
     elif MaxLen in limits:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from cluster.metrics import exposition
+from cluster.failover import Hops
+from cluster.metrics import exposition, ingress
 from replicas.core.scheduler_output import ResumeCost, StepOutcome
 from replicas.core.scheduler_stats import SchedulerStats
 from replicas.metrics import EngineMetrics
@@ -51,3 +52,12 @@ def test_creation_times_are_left_out_and_nothing_else_is() -> None:
 
 def test_no_replica_makes_no_text() -> None:
     assert exposition([]) == b""
+
+
+def test_an_ingress_tells_what_became_of_its_requests() -> None:
+    text = exposition([ingress(Hops(failovers=2, moves=3), timeouts=4)]).decode()
+    assert [line for line in text.splitlines() if not line.startswith("#")] == [
+        "quire:failovers_total 2.0",
+        "quire:moves_total 3.0",
+        "quire:request_timeouts_total 4.0",
+    ]

@@ -114,6 +114,14 @@ block_size: 16 | max_num_seqs: 600 | args.engine
 each running choice needs one token a step
 {count: 2} | {count: many} | args.replicas.count
     | 'many' is refused; allowed: an integer from 1 to 1024 or 'auto' (default 'auto')
+replicas: {count: 2} | limits: {request_timeout_s: 0} | args.limits.request_timeout_s
+    | 0 is refused; allowed: a number above 0 and up to 86400 or null (default null)
+replicas: {count: 2} | limits: {request_timeout_s: .inf} | args.limits.request_timeout_s
+    | inf is refused; allowed: a number above 0 and up to 86400 or null (default null)
+replicas: {count: 2} | limits: {request_timeout_s: .nan} | args.limits.request_timeout_s
+    | nan is refused; allowed: a number above 0 and up to 86400 or null (default null)
+replicas: {count: 2} | limits: {timeout_s: 5} | args.limits.timeout_s
+    | unknown key; the nearest known key is request_timeout_s
 {count: 2} | 2 | args.replicas
     | 2 is refused; allowed: a mapping
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
 import time
@@ -19,6 +20,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 IDLE_S = 10.0
 STREAMS = 16
+LATE_S = 5.0
+"""A deadline that leaves time for a first token."""
 
 
 def client(cluster: ClusterProcess) -> AsyncOpenAI:
@@ -199,29 +202,53 @@ def test_bursts_of_requests_cancelled_at_once_do_not_run_on(cluster: ClusterProc
     assert_at_rest(cluster)
 
 
-def test_health_answers_while_long_prompts_are_computed(cluster: ClusterProcess) -> None:
-    """O21: real work is no reason to be taken for dead; compute never holds the replica's loop."""
-    before = set(snapshots(cluster))
-    waits: list[float] = []
+def timeouts(cluster: ClusterProcess) -> float:
+    """Requests that their deadline has ended."""
+    text = httpx.get(f"{cluster.url}/metrics").text
+    (count,) = re.findall(r"^quire:request_timeouts_total (\S+)$", text, re.MULTILINE)
+    return float(count)
 
-    async def run() -> None:
-        async with client(cluster) as it, httpx.AsyncClient(timeout=30) as watcher:
-            prompts = [f"{i} " + "It goes on without an end. " * 200 for i in range(6)]
-            work = asyncio.gather(
-                *(it.completions.create(model=MODEL, prompt=p, max_tokens=1) for p in prompts)
+
+def test_a_deadline_ends_its_request_and_no_other(cluster: ClusterProcess) -> None:
+    prompts = [f"Fable {i}:" for i in range(4)]
+    before = timeouts(cluster)
+
+    async def runs_out(it: httpx.AsyncClient, i: int, **body: Any) -> tuple[httpx.Response, float]:
+        body |= {"model": MODEL, "prompt": f"Saga {i}:", "max_tokens": 900, "ignore_eos": True}
+        begin = time.monotonic()
+        answer = await it.post(f"{cluster.url}/v1/completions", json=body | {"timeout_s": LATE_S})
+        return answer, time.monotonic() - begin
+
+    async def run() -> tuple[list[tuple[httpx.Response, float]], list[str]]:
+        async with client(cluster) as it, httpx.AsyncClient(timeout=60) as raw:
+            leaving = asyncio.gather(
+                runs_out(raw, 0, stream=True),
+                runs_out(raw, 1, stream=True, n=2),
+                runs_out(raw, 2),
             )
-            while not work.done():
-                begin = time.monotonic()
-                answer = await watcher.get(f"{cluster.url}/health")
-                waits.append(time.monotonic() - begin)
-                assert answer.status_code == 200
-                await asyncio.sleep(0.2)
-            await work
+            staying = asyncio.gather(*(stream_text(it, prompt, 48) for prompt in prompts))
+            return await leaving, await staying
 
-    asyncio.run(run())
-    assert len(waits) >= 5
-    assert max(waits) < 3.0
-    assert set(snapshots(cluster)) == before, "a replica was restarted"
+    ended, told = asyncio.run(run())
+    assert_idle(cluster)
+    assert timeouts(cluster) == before + 3
+    for answer, seconds in ended:
+        assert LATE_S <= seconds < LATE_S + 3.0
+        streamed = answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.status_code == (200 if streamed else 504)
+        last = answer.text
+        if streamed:
+            *chunks, last, done, rest = answer.text.split("\n\n")
+            assert chunks
+            assert (done, rest) == ("data: [DONE]", "")
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+    assert {answer.status_code for answer, _ in ended} == {200, 504}
+
+    async def alone() -> str:
+        async with client(cluster) as it:
+            return await stream_text(it, prompts[0], 48)
+
+    assert asyncio.run(alone()) == told[0]
 
 
 def test_a_full_queue_says_when_to_come_back(cluster: ClusterProcess) -> None:
@@ -269,6 +296,7 @@ def test_metrics_bear_the_names_that_dashboards_read(cluster: ClusterProcess) ->
         "quire:prefix_index_blocks",
         "quire:failovers_total",
         "quire:moves_total",
+        "quire:request_timeouts_total",
     ):
         assert re.search(rf"^{name}[ {{]", text, re.MULTILINE), name
     assert text.count("# TYPE vllm:num_preemptions_total") == 1

@@ -99,6 +99,9 @@ class RawClient:
         self.times: list[float] = []
         """CPU seconds of the process at each of `parts`."""
         self.wrote = asyncio.Event()
+        self.reads = asyncio.Event()
+        """While it is cleared, writes wait."""
+        self.reads.set()
         self._app = app
         self._gone = asyncio.Event()
 
@@ -118,6 +121,7 @@ class RawClient:
             return {"type": "http.disconnect"}
 
         async def send(message: MutableMapping[str, Any]) -> None:
+            await self.reads.wait()
             if message["type"] == "http.response.start":
                 self.status = message["status"]
             else:
