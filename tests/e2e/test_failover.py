@@ -145,3 +145,4 @@ def test_a_killed_replica_takes_nothing_with_it(cluster: ClusterProcess) -> None
     pauses = [min(t for t in disturbed[i].arrivals if t > killed_at) - killed_at for i in moved]
     print(f"{len(moved)} streams moved, the next token after {max(pauses):.2f} s at the latest")
     assert max(pauses) < PAUSE_S
+    cluster.wait_replicas(REPLICAS)  # the tests to come expect them all

@@ -92,7 +92,11 @@ def test_starts_serves_and_stops(
         body = {"model": MODEL, "prompt": "Hello", "max_tokens": 4}
         answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=100)
         assert answer.json()["usage"]["completion_tokens"] <= 4
-        seconds = cluster.stop(number)
+        body |= {"stream": True, "max_tokens": 2000, "ignore_eos": True}
+        url = f"{cluster.url}/v1/completions"
+        with httpx.stream("POST", url, json=body, timeout=100) as unfinished:
+            next(unfinished.iter_lines())
+            seconds = cluster.stop(number)
         deadline = time.monotonic() + STOP_S - seconds
         while cluster.processes() and time.monotonic() < deadline:
             time.sleep(0.2)
