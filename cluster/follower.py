@@ -9,11 +9,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cluster.lanes import Attempt, Lane, first_of
+from cluster.losses import Losses
 from cluster.openai.service import BackendError
+from cluster.pauses import Pauses
 from cluster.progress import Progress
 from replicas.protocol import GenerateRequest, TokenDelta
 
 logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 8.0
+"""Between two rivals that came to nothing. To ask costs the router milliseconds for a long prompt,
+and what it would find changes as requests end: seconds apart."""
 
 
 class ReplicaLost(BackendError):  # noqa: N818 - a condition, not a fault
@@ -49,7 +56,7 @@ class FollowLimits:
     """How far a request is followed."""
 
     max_failovers: int
-    """Replicas that may be lost under it."""
+    """Replicas that may be lost under it in a row; see Losses."""
     patience_s: float
     """What a request that lost its replica waits for another to accept it, seconds."""
     max_moves: int
@@ -76,11 +83,12 @@ class Follower:
         self._dispatcher = dispatcher
         self._limits = limits
         self._progress = Progress(request)
-        self._lost: frozenset[str] = frozenset()
+        self._losses = Losses(request.n)
         self._tries = 0
         self._main = self._begin(Conditions())
         self._rival: Lane | None = None
         self._waits_since: float | None = None
+        self._pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     @property
     def finished(self) -> bool:
@@ -137,13 +145,15 @@ class Follower:
         waits = [delta.wait_s for delta in told if delta.wait_s is not None]
         if news:
             self._waits_since = None
+            self._pauses.reset()
             await self._drop_rival()
         elif waits and self._may_move:
-            self._waits_since = self._waits_since or _now()
+            if self._waits_since is None:
+                self._waits_since = _now()
             here = self._main.attempt.replica
             self._rival = self._begin(
                 Conditions(
-                    avoid=self._lost | ({here} if here else frozenset()),
+                    avoid=self._losses.replicas | ({here} if here else frozenset()),
                     within_s=max(waits) / self._limits.move_gain,
                 )
             )
@@ -152,11 +162,14 @@ class Follower:
     @property
     def _may_move(self) -> bool:
         free = self._rival is None and self.moves < self._limits.max_moves
-        return free and not self._progress.has_unwanted
+        if not free or self._progress.has_unwanted or not self._pauses.over(_now()):
+            return False
+        # A rival may take over from one loss too many, but from one only.
+        return self._losses.in_a_row(self.output_tokens) <= self._limits.max_failovers
 
     async def _rival_brought(self, deltas: Sequence[TokenDelta] | None) -> list[TokenDelta]:
-        if deltas is None:  # nobody would be quicker, or it came to nothing
-            await self._drop_rival()
+        if deltas is None or self._progress.has_unwanted:
+            await self._give_rival_up()
             return []
         news = [delta for delta in deltas if delta.wait_s is None]
         if not news or self._rival is None:
@@ -168,28 +181,51 @@ class Follower:
         await left.close()
         return await self._main_brought(news)
 
+    async def _give_rival_up(self) -> None:
+        """Nobody would be quicker, or it came to nothing."""
+        self._pauses.begin(_now())
+        await self._drop_rival()
+
     async def _drop_rival(self) -> None:
         rival, self._rival = self._rival, None
         if rival is not None:
             await rival.close()
 
     async def _lose(self, lane: Lane, lost: ReplicaLost) -> list[TokenDelta]:
-        self._lost |= {lost.replica} if lost.replica else frozenset()
+        self._losses.note(lost.replica)
         if lane is not self._main:
-            await self._drop_rival()
+            await self._give_rival_up()
             return []
-        if self.failovers >= self._limits.max_failovers:
+        heir = self._heir  # before what nobody wants has ended
+        last = self._progress.fail_over()
+        if not self._progress.finished:
+            await self._go_on(lost, heir)
+        return last
+
+    async def _go_on(self, lost: ReplicaLost, heir: Lane | None) -> None:
+        losses = self._losses.in_a_row(self.output_tokens)
+        if heir is None and losses >= self._limits.max_failovers:
             raise BackendError(
-                f"{self.failovers + 1} replicas failed this request, the last one with: {lost}"
+                f"{losses + 1} replicas failed this request, the last one with: {lost}"
             ) from lost
         logger.warning("request %s goes on elsewhere: %s", self._request.request_id, lost)
         self.failovers += 1
-        last = self._progress.fail_over()
+        self._losses.count(self.output_tokens)
         await self._main.close()
-        if not self._progress.finished:
-            rival, self._rival = self._rival, None
-            self._main = rival or self._begin(Conditions(self._lost, self._limits.patience_s))
-        return last
+        if heir is None:
+            await self._drop_rival()
+            heir = self._begin(Conditions(self._losses.replicas, self._limits.patience_s))
+        self._main, self._rival = heir, None
+
+    @property
+    def _heir(self) -> Lane | None:
+        """The rival, if it can take over at once. One that nobody has accepted yet may still be
+        declined; and to one that began with a choice which nobody wants now, that choice is open.
+        """
+        rival = self._rival
+        if rival is None or rival.attempt.replica is None or self._progress.has_unwanted:
+            return None
+        return rival
 
 
 def _now() -> float:

@@ -25,7 +25,8 @@ class Attempt(Protocol):
         """Deltas until every choice has ended; closing it early aborts those that run. It ends
         without any where no replica was better than the one that has the request.
 
-        Raises ReplicaLost where another replica can go on, else another BackendError.
+        Raises ReplicaLost where another replica can go on, else another BackendError. What a
+        replica refuses that had been served elsewhere is lost there, too.
         """
 
     def abort(self, choice: int) -> None:

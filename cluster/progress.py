@@ -81,12 +81,12 @@ class Progress:
         if number == 0:
             return self._original
         data = replace(self._original, request_id=f"{self._original.request_id}/{number}")
-        if not any(choice.output_token_ids for choice in self._choices):
+        if not any(choice.output_token_ids or choice.ended for choice in self._choices):
             return data
+        if self.output_tokens:  # the prompt's logprobs came with the first of them
+            data = replace(data, sampling=replace(data.sampling, prompt_logprobs=None))
         return replace(
             data,
-            # They came with the first token.
-            sampling=replace(data.sampling, prompt_logprobs=None),
             progress=tuple(
                 ChoiceProgress(tuple(choice.output_token_ids), finished=choice.ended)
                 for choice in self._choices

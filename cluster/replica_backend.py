@@ -16,6 +16,7 @@ from cluster.follower import Conditions, ReplicaLost
 from cluster.openai.service import BackendError, QueueFull
 from cluster.reply_listener import Inbox, ReplyListener
 from replicas.protocol import Dispatch, FinishReason, GenerateRequest, TokenDelta
+from replicas.reply_channel import IngressUnreachable
 
 LAST_DELTA_GRACE_S = 10.0
 """The call of a request may return before its last frame has been read, but not by more."""
@@ -71,6 +72,9 @@ class ReplicaBackend:
             raise
         except BackPressureError as error:
             inbox.fail(QueueFull(str(error)))
+        except IngressUnreachable as error:
+            message = f"the replica does not reach this ingress: {error.reason}"
+            inbox.fail(ReplicaLost(message, error.replica))
         except Exception as error:  # noqa: BLE001 - whatever the replica died of
             inbox.fail(ReplicaLost(f"the replica failed: {error!r}", inbox.replica))
         else:
@@ -111,7 +115,7 @@ class ReplicaAttempt:
             self.replica, self.placement = inbox.replica, inbox.placement
             while open_choices:
                 deltas = await inbox.take()
-                _check(deltas, inbox.replica)
+                self._check(deltas)
                 open_choices -= {delta.choice for delta in deltas if delta.finish_reason}
                 yield deltas
         finally:
@@ -135,8 +139,11 @@ class ReplicaAttempt:
                 f"{self._conditions.patience_s:g} s"
             ) from None
 
-
-def _check(deltas: Sequence[TokenDelta], replica: str | None) -> None:
-    for delta in deltas:
-        if delta.finish_reason is FinishReason.ERROR and delta.replica_failed:
-            raise ReplicaLost(delta.error or "the replica failed", replica)
+    def _check(self, deltas: Sequence[TokenDelta]) -> None:
+        # What one replica has served already is no bad request: if this one refuses it, as its
+        # pool is smaller, say, another need not.
+        served_before = bool(self._request.progress)
+        for delta in deltas:
+            failed = delta.replica_failed or served_before
+            if delta.finish_reason is FinishReason.ERROR and failed:
+                raise ReplicaLost(delta.error or "the replica failed", self.replica)

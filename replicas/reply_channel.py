@@ -16,6 +16,15 @@ MAX_UNSENT_BYTES = 64 * 2**20
 """An ingress that lets more pile up is dropped: it must not eat the replica's memory."""
 
 
+class IngressUnreachable(Exception):  # noqa: N818 - a condition, not a fault
+    """A replica cannot answer an ingress. It travels there, to say which replica to avoid."""
+
+    def __init__(self, replica: str, reason: str) -> None:
+        super().__init__(replica, reason)  # pickle makes it anew of just these
+        self.replica = replica
+        self.reason = reason
+
+
 class ReplyChannel:
     """One connection to one ingress. `on_abort(request_id, choice)` is called for what the
     ingress does not want any more, `on_lost(channel)` when the connection ends."""
@@ -76,13 +85,16 @@ class ReplyChannels:
         self._opening: dict[ReplyAddress, asyncio.Task[ReplyChannel]] = {}
 
     async def get(self, address: ReplyAddress) -> ReplyChannel:
-        """The connection to `address`; raises OSError or TimeoutError where there is none."""
+        """The connection to `address`; raises IngressUnreachable where there is none."""
         opening = self._opening.get(address)
         if opening is None:
             opening = self._opening[address] = asyncio.create_task(self._open(address))
             opening.add_done_callback(lambda task: self._forget_failed(address, task))
-        # Shielded: one cancelled request must not cancel the others' connection.
-        return await asyncio.shield(opening)
+        try:
+            # Shielded: one cancelled request must not cancel the others' connection.
+            return await asyncio.shield(opening)
+        except OSError as error:  # TimeoutError is one
+            raise IngressUnreachable(self._replica_id, repr(error)) from error
 
     def _forget_failed(self, address: ReplyAddress, task: asyncio.Task[ReplyChannel]) -> None:
         if task.cancelled() or task.exception() is not None:

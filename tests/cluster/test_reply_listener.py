@@ -11,9 +11,9 @@ import pytest
 from cluster.follower import ReplicaLost
 from cluster.openai.service import BackendError
 from cluster.reply_listener import ReplyListener
-from replicas import wire
+from replicas import reply_channel, wire
 from replicas.protocol import ReplyAddress, TokenDelta
-from replicas.reply_channel import ReplyChannel, ReplyChannels
+from replicas.reply_channel import IngressUnreachable, ReplyChannel, ReplyChannels
 
 TIMEOUT_S = 5.0
 
@@ -67,6 +67,37 @@ def test_one_connection_serves_all_requests_of_an_ingress() -> None:
     async def scenario(listener: ReplyListener, replica: Replica) -> None:
         channels = await asyncio.gather(*(replica.channels.get(listener.address) for _ in range(5)))
         assert len(set(map(id, channels))) == 1
+
+    run(scenario)
+
+
+def test_a_request_that_is_cancelled_does_not_take_the_connection_from_others() -> None:
+    async def scenario(listener: ReplyListener, replica: Replica) -> None:
+        first = asyncio.create_task(replica.channels.get(listener.address))
+        second = asyncio.create_task(replica.channels.get(listener.address))
+        await asyncio.sleep(0)  # both wait for it
+        first.cancel()
+        assert await second is await replica.channels.get(listener.address)
+        assert first.cancelled()
+
+    run(scenario)
+
+
+def test_an_ingress_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not eat the replica's memory; the replica is told that the ingress is lost."""
+    monkeypatch.setattr(reply_channel, "MAX_UNSENT_BYTES", 2**20)
+    long = TokenDelta("one", 0, tuple(range(200_000)))
+
+    async def scenario(listener: ReplyListener, replica: Replica) -> None:
+        async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(TIMEOUT_S)
+
+        async with await asyncio.start_server(ignore, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            channel = await replica.channels.get(ReplyAddress("127.0.0.1", port, ""))
+            for _ in range(40):  # 20 MiB: what the system takes in is less
+                channel.send([long])
+            assert await replica.lost.get() is channel
 
     run(scenario)
 
@@ -178,7 +209,8 @@ def test_nobody_listening_is_an_error_that_the_next_call_may_not_have() -> None:
     async def scenario(listener: ReplyListener, replica: Replica) -> None:
         closed = ReplyAddress("127.0.0.1", 1, "token")
         for _ in range(2):
-            with pytest.raises(ConnectionRefusedError):
+            with pytest.raises(IngressUnreachable, match="Refused") as unreachable:
                 await replica.channels.get(closed)
+            assert unreachable.value.replica == "replica-7"
 
     run(scenario)
