@@ -51,8 +51,10 @@ class Owner:
     def is_alive(self) -> bool:
         try:
             stat = _stat(self.pid)
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError):
             return False
+        except OSError:  # not known to be dead: two must never write one slab
+            return True
         return stat[0] not in "ZX" and int(stat[_START_TIME_FIELD]) == self.start_time
 
 
@@ -63,11 +65,11 @@ class _Kept:
     identity: bytes
     size: int
     ref: ObjectRef[Memory]
+    pin: Memory
+    """Ray spills no object that somebody has mapped."""
     owner: Owner | None
     owned_at: float
     """When its owner was last known to live."""
-    pin: Memory | None = None
-    """Ray spills no object that somebody has mapped."""
 
     def is_owned(self) -> bool:
         return self.owner is not None and self.owner.is_alive()
@@ -84,7 +86,10 @@ class Keeper:
     def __init__(self, capacity_bytes: int, grace_s: float) -> None:
         self._capacity = capacity_bytes
         self._grace_s = grace_s
+        self._sweep_s = grace_s / _SWEEPS_A_GRACE
         self._slabs: dict[int, _Kept] = {}
+        self._promised = 0
+        """Bytes of slabs that are being made."""
         self._numbers = itertools.count(1)
         self._owned_at = time.monotonic()
         self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
@@ -99,11 +104,13 @@ class Keeper:
             kept.owner, kept.owned_at = owner, now
             return number, [kept.ref]
         self._make_room(size)
-        # Zeros are mapped lazily: the only memory that this fills is the object's.
-        ref = ray.put(np.zeros(size, dtype=np.uint8))
+        self._promised += size
+        try:
+            ref, pin = await self._allocate(size)
+        finally:
+            self._promised -= size
         number = next(self._numbers)
-        kept = self._slabs[number] = _Kept(identity, size, ref, owner, now)
-        kept.pin = await ref
+        self._slabs[number] = _Kept(identity, size, ref, pin, owner, time.monotonic())
         return number, [ref]
 
     @ray.method
@@ -112,10 +119,11 @@ class Keeper:
         return [(n, [kept.ref]) for n, kept in self._slabs.items() if kept.identity == identity]
 
     @ray.method
-    async def detach(self, number: int) -> None:
-        """Its owner needs the slab no more; somebody else may take it over."""
-        if number in self._slabs:
-            kept = self._slabs[number]
+    async def detach(self, number: int, owner: Owner) -> None:
+        """`owner` needs the slab no more; somebody else may take it over, or has already: this
+        may come after its sender's death."""
+        kept = self._slabs.get(number)
+        if kept is not None and kept.owner == owner:
             kept.owner = None
             kept.owned_at = self._owned_at = time.monotonic()
 
@@ -131,7 +139,8 @@ class Keeper:
     def _make_room(self, size: int) -> None:
         """Free slabs of the dead, those longest dead first, if it takes that to fit the slab."""
         owned = {number: kept.is_owned() for number, kept in self._slabs.items()}
-        left = int(self._capacity * (1 - HEADROOM)) - sum(k.size for k in self._slabs.values())
+        taken = self._promised + sum(kept.size for kept in self._slabs.values())
+        left = int(self._capacity * (1 - HEADROOM)) - taken
         orphans = sorted((n for n in owned if not owned[n]), key=lambda n: self._slabs[n].owned_at)
         obtainable = left + sum(self._slabs[n].size for n in orphans)
         if size > obtainable:
@@ -144,9 +153,27 @@ class Keeper:
                 return
             left += self._slabs.pop(number).size
 
+    async def _allocate(self, size: int) -> tuple[ObjectRef[Memory], Memory]:
+        """Zeros in the object store, mapped. Where it is full, as while neighbours hold on to what
+        has just been freed, Ray gives a file on disk and does not say so: that is given back and,
+        after a second try, refused."""
+        for wait_s in (0.0, self._sweep_s):
+            await asyncio.sleep(wait_s)
+            # Zeros are mapped lazily: the only memory that this fills is the object's.
+            ref = ray.put(np.zeros(size, dtype=np.uint8))
+            pin = await ref
+            # The store is one mapping, and such a file another, as large as the object.
+            if _mapping_bytes(pin) > self._capacity * (1 - HEADROOM / 2):
+                return ref, pin
+            del ref, pin
+        raise NoRoomError(
+            f"a slab of {size:,} bytes does not fit: others use more than "
+            f"{HEADROOM:.0%} of the node's {self._capacity:,} bytes of object store"
+        )
+
     async def _sweep(self) -> None:
         while time.monotonic() - self._owned_at <= self._grace_s:
-            await asyncio.sleep(self._grace_s / _SWEEPS_A_GRACE)
+            await asyncio.sleep(self._sweep_s)
             self._free_abandoned()
         ray.kill(ray.get_runtime_context().current_actor)
 
@@ -171,6 +198,16 @@ def of_this_node(grace_s: float = GRACE_S) -> ActorProxy[Keeper]:
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
     )
     return actor.remote(_object_store_bytes(node), grace_s)
+
+
+def _mapping_bytes(memory: Memory) -> int:
+    """Size of the mapping that the memory lies in."""
+    address = memory.ctypes.data
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(bound, 16) for bound in line.split()[0].split("-"))
+        if start <= address < end:
+            return end - start
+    return 0
 
 
 def _object_store_bytes(node: str) -> int:

@@ -6,13 +6,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
 import ray
 import torch
 from ray.actor import ActorProxy
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from torch import Tensor
 
 from replicas import keeper
@@ -71,7 +73,7 @@ class RayStore(SlabStore):
     def close(self) -> None:
         self._neighbours.keep(())
         with contextlib.suppress(RayError):
-            self._keeper.detach.remote(self._number)
+            self._keeper.detach.remote(self._number, keeper.Owner.current())
         super().close()
 
     def _discover(self) -> None:
@@ -146,11 +148,22 @@ def _grant(
             node_keeper = keeper.of_this_node(grace_s)
             asked = node_keeper.attach.remote(owner, identity, size)
             return node_keeper, ray.get(asked, timeout=ATTACH_TIMEOUT_S)
+        except GetTimeoutError:
+            asked.future().add_done_callback(partial(_give_back, node_keeper, owner))
+            raise
         except RayActorError:
             wait = next(waits, None)
             if wait is None:
                 raise
             time.sleep(wait)
+
+
+def _give_back(
+    node_keeper: ActorProxy[keeper.Keeper], owner: keeper.Owner, late: Future[keeper.Grant]
+) -> None:
+    """Nobody waits for it any more, and while this process lives nobody else would get it."""
+    if late.exception() is None:
+        node_keeper.detach.remote(late.result()[0], owner)
 
 
 def _is_ready(ref: ray.ObjectRef[Any]) -> bool:

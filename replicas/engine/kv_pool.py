@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.fp8 import FP8, movable
 from kernels.pool_layout import transposed_keys
+from replicas.engine import large_pages
 from replicas.models.kv_scales import KVScales
 from replicas.models.spec import ModelSpec
 
@@ -51,15 +52,14 @@ class KVPool:
         self.block_bytes = block_bytes(spec, block_size, dtype)
         block = (spec.kv_heads, block_size, spec.head_dim)
         blocks = num_blocks + RESERVED_BLOCKS
-        # empty + zero_ touches every page now: a lazy pool would run out of memory in mid-stream.
+        # Every page is touched now: a lazy pool would run out of memory in mid-stream.
         self._on_cpu = device == "cpu"
         self.layout = "layers,kv,heads,dim,slots" if self._on_cpu else "layers,kv,heads,slots,dim"
         """The order of a block's bytes on the host: that of the device, keys being transposed
         on CPU. Turning them would cost more than the copy, and tiers are shared on one node
         only, by replicas of one kind."""
         if self._on_cpu:
-            memory = torch.empty((spec.num_layers, 2, blocks, *block), dtype=dtype).zero_()
-            self._by_layer = memory
+            self._by_layer = large_pages.zeros((spec.num_layers, 2, blocks, *block), dtype)
         else:
             memory = torch.empty((blocks, spec.num_layers, 2, *block), dtype=dtype, device=device)
             self._by_layer = memory.zero_().permute(1, 2, 0, 3, 4, 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ import ray
 import torch
 from ray.util import list_named_actors
 
-from replicas import keeper
+from replicas import keeper, ray_store
 from replicas.core.block_transfer import OWN_SLAB
 from replicas.host_store import HostStoreError
 from replicas.keeper import Owner
@@ -266,6 +267,63 @@ def test_the_dead_make_room_for_the_living_but_the_living_do_not() -> None:
     assert holds(second, (OWN_SLAB, 0), A, seed=1)
 
 
+def test_a_farewell_that_comes_late_takes_nothing_from_the_successor() -> None:
+    actor = keeper.of_this_node()
+    dead, living = dead_owner(), Owner.current()
+    number, _ = ray.get(actor.attach.remote(dead, OURS, SWAP_BYTES))
+    again, _ = ray.get(actor.attach.remote(living, OURS, SWAP_BYTES))
+    ray.get(actor.detach.remote(number, dead))
+    other, _ = ray.get(actor.attach.remote(living, OURS, SWAP_BYTES))
+    assert again == number
+    assert other != number, "two would write one slab"
+    ray.get(actor.detach.remote(number, living))
+    assert ray.get(actor.attach.remote(living, OURS, SWAP_BYTES))[0] == number
+
+
+def test_two_that_ask_at_once_do_not_get_the_same_room() -> None:
+    actor = keeper.of_this_node()
+    size = STORE_BYTES // 2
+    refused = []
+    for asked in [actor.attach.remote(Owner.current(), each, size) for each in (OURS, THEIRS)]:
+        try:
+            ray.get(asked)
+        except keeper.NoRoomError as error:
+            refused.append(str(error))
+    assert len(refused) == 1
+    assert "120,000,000 of the node's" in refused[0]
+
+
+def test_memory_that_a_neighbour_holds_on_to_is_not_replaced_by_a_file() -> None:
+    size, clock = STORE_BYTES // 2, Clock()
+    actor = keeper.of_this_node(grace_s=6.0)
+    neighbour = attach(OURS, OTHER_SWAP_BYTES, BLOCK_BYTES, clock=clock)
+    first = attach(OURS, size, BLOCK_BYTES)
+    write(first, 0, A, seed=1)
+    source = discover(neighbour, clock, A)
+    first.close()
+    del first
+    with pytest.raises(HostStoreError, match="others use more than 10% of the node's 300,000,000"):
+        attach(THEIRS, size, BLOCK_BYTES)
+    # Not an error to the neighbour, who lets go as soon as it hears of it.
+    assert holds(neighbour, source, A, seed=1)
+    asked = actor.attach.remote(Owner.current(), THEIRS, size)
+    time.sleep(0.5)
+    assert granted(THEIRS) == []
+    wait_until(lambda: discover(neighbour, clock, A) is None)
+    _, [ref] = ray.get(asked)
+    assert in_object_store(ray.get(ref))
+
+
+def test_a_slab_that_came_too_late_for_a_replica_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keeper.of_this_node(grace_s=2.0)
+    monkeypatch.setattr(ray_store, "ATTACH_TIMEOUT_S", 0.0)
+    with pytest.raises(HostStoreError, match="gave no memory"):
+        attach(OURS, SWAP_BYTES, BLOCK_BYTES)
+    wait_until(lambda: not keepers())
+
+
 def test_slabs_of_the_dead_are_freed_after_the_grace_period_and_the_keeper_ends() -> None:
     actor = keeper.of_this_node(grace_s=1.0)
     ray.get(actor.attach.remote(dead_owner(), THEIRS, SWAP_BYTES))
@@ -297,3 +355,15 @@ def test_an_owner_is_one_process_and_not_its_pid() -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, 0)
     assert not owner.is_alive()
+
+
+def test_an_owner_that_cannot_be_looked_at_is_not_taken_for_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner = Owner.current()
+
+    def refuse(_: int) -> list[str]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(keeper, "_stat", refuse)
+    assert owner.is_alive()
