@@ -18,6 +18,7 @@ from kernels.head_transform import HeadTransform
 
 if TYPE_CHECKING:
     from kernels.gpu.attention_step import AttentionStep
+    from kernels.gpu.sampling import TritonSampling
 
 Backend = Literal["triton", "torch"]
 KernelBackend = Literal["auto", "triton", "torch"]
@@ -75,7 +76,8 @@ def check_fp8(chosen: Backend, device: str) -> None:
 
 
 def elementwise(chosen: Backend) -> Elementwise:
-    """The element-wise ops of the `chosen` kernels."""
+    """The element-wise ops of the `chosen` kernels. Triton's raise VariantError for what
+    `kernels/variants.py` does not list."""
     if chosen == "torch":
         return TorchElementwise()
     from kernels.gpu.elementwise import TritonElementwise
@@ -84,12 +86,26 @@ def elementwise(chosen: Backend) -> Elementwise:
 
 
 def block_moves(chosen: Backend) -> BlockMoves:
-    """How the `chosen` kernels move whole blocks."""
+    """How the `chosen` kernels move whole blocks. Triton's raise VariantError for what
+    `kernels/variants.py` does not list."""
     if chosen == "torch":
         return TorchBlockMoves()
     from kernels.gpu.block_moves import TritonBlockMoves
 
     return TritonBlockMoves()
+
+
+def sampling(vocab_size: int, device: str) -> TritonSampling:
+    """Who samples logits [R, vocab_size] on a GPU. With torch's kernels it is the engine's own
+    sampler, on any device.
+
+    Raises:
+        ValueError: the kernels do not take so large a vocabulary.
+        VariantError: `kernels/variants.py` does not list them.
+    """
+    from kernels.gpu.sampling import TritonSampling
+
+    return TritonSampling(vocab_size, torch.device(device))
 
 
 def paged_attention(
@@ -152,15 +168,17 @@ def _with_triton(
 ) -> Tensor:
     from kernels.gpu.attention import attend  # only here: a CPU needs no triton
     from kernels.gpu.kv_write import kv_write
-    from kernels.variants import Layer, require_layer
+    from kernels.variants import Layer, checks, require_layer
 
     heads = heads or HeadTransform()
-    if query.is_cuda:  # Triton's interpreter, on a CPU, takes any
-        require_layer(Layer.of(query, value, key_blocks, params, heads))
+    query, key, value = _packed(query), _packed(key), _packed(value)
+    if checks(query.device):
+        tile_tokens = step.sizes.tile_tokens
+        require_layer(Layer.of(query, key, value, key_blocks, params, heads, tile_tokens))
     query = kv_write(
-        _packed(query),
-        _packed(key),
-        _packed(value),
+        query,
+        key,
+        value,
         key_blocks,
         value_blocks,
         step.slots,
@@ -189,6 +207,11 @@ def _with_triton(
 def _packed(heads: Tensor) -> Tensor:
     """`[T, heads, dim]` with each token's heads side by side, as kernels take them. Some models
     compute them head by head, and then torch calls a dimension of size 1 contiguous anyhow."""
-    if heads.stride()[1:] == (heads.shape[2], 1):
-        return heads
-    return torch.empty(heads.shape, dtype=heads.dtype, device=heads.device).copy_(heads)
+    _, count, dim = heads.shape
+    if heads.stride()[1:] != (dim, 1):
+        return torch.empty(heads.shape, dtype=heads.dtype, device=heads.device).copy_(heads)
+    if len(heads) == 1 and heads.stride(0) < count * dim:
+        # A lone token has no next one, and torch may give it any stride. Kernels are compiled for
+        # each: this is that of more tokens.
+        return heads.as_strided(heads.shape, (count * dim, dim, 1))
+    return heads

@@ -7,7 +7,7 @@ a tile alike. Importing this needs Triton, and compiles nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import gcd
@@ -73,18 +73,27 @@ class Layer:
     sinks_dtype: torch.dtype | None = None
     windowed: bool = False
     capped: bool = False
+    token_strides: tuple[int, int, int] | None = None
+    """From a token to the next in query, key and value; None where each is contiguous."""
+    pool_strides: tuple[int, int] | None = None
+    """From a block to the next and from a head to the next; None where a pool has one layer."""
+    tile_tokens: int | None = None
+    """New tokens of a query tile; None for those of the table of tiles."""
 
     @classmethod
     def of(
         cls,
         query: Tensor,
+        key: Tensor,
         value: Tensor,
         key_blocks: Tensor,
         params: AttentionParams,
         heads: HeadTransform,
+        tile_tokens: int,
     ) -> Layer:
-        """Of what `dispatch.paged_attention` is given: `query` `[T, heads, dim]`, `value`
-        `[T, kv_heads, value_dim]`, `key_blocks` `[num_blocks, kv_heads, block_size, pool_dim]`."""
+        """Of what `dispatch.paged_attention` gives the kernels: `query` `[T, heads, dim]`, `key`
+        `[T, kv_heads, dim]` and `value` `[T, kv_heads, value_dim]`, heads packed, `key_blocks`
+        `[num_blocks, kv_heads, block_size, pool_dim]`."""
         return cls(
             heads=query.shape[1],
             kv_heads=value.shape[1],
@@ -100,17 +109,28 @@ class Layer:
             sinks_dtype=None if params.sinks is None else params.sinks.dtype,
             windowed=params.window is not None,
             capped=params.soft_cap is not None,
+            token_strides=(query.stride(0), key.stride(0), value.stride(0)),
+            pool_strides=(key_blocks.stride(0), key_blocks.stride(1)),
+            tile_tokens=tile_tokens,
         )
 
     def launches(self) -> tuple[Launch, ...]:
-        """`kv_write`, `attn_decode`, `attn_merge` and `attn_prefill`, as in a pool of one layer.
+        """`kv_write`, `attn_decode`, `attn_merge` and `attn_prefill`.
 
         Raises:
             VariantError: the kernels cannot be made for it, on this device or on any.
         """
         width = max(self.head_dim, self.value_dim)
-        strides = {"block_stride": 2 * self.kv_heads * self.block_size * width}
-        strides["head_stride"] = self.block_size * width
+        head_stride = self.block_size * width
+        pool_strides = self.pool_strides or (2 * self.kv_heads * head_stride, head_stride)
+        strides = dict(zip(("block_stride", "head_stride"), pool_strides, strict=True))
+        packed = (
+            self.heads * self.head_dim,
+            self.kv_heads * self.head_dim,
+            self.kv_heads * self.value_dim,
+        )
+        token_strides = self.token_strides or packed
+        rewritten = self.rope_dtype is not None or self.norm_dtype is not None
         try:
             shape = AttentionShape(
                 num_heads=self.heads,
@@ -121,13 +141,13 @@ class Layer:
                 query_dtype=self.dtype,
                 pool_dtype=self.pool_dtype,
                 slot_stride=width,
-                query_token_stride=self.heads * self.head_dim,
+                query_token_stride=packed[0] if rewritten else token_strides[0],
                 query_head_stride=self.head_dim,
                 arch=self.arch,
                 **strides,
             )
         except ValueError as error:
-            raise VariantError(str(error)) from error
+            raise VariantError(f"attention is not listed: {error}") from error
         write = kv_write.launch(
             dtype=self.dtype,
             pool_dtype=self.pool_dtype,
@@ -140,11 +160,7 @@ class Layer:
             rot_dim=self.rot_dim,
             block_size=self.block_size,
             pool_dim=width,
-            token_strides=(
-                self.heads * self.head_dim,
-                self.kv_heads * self.head_dim,
-                self.kv_heads * self.value_dim,
-            ),
+            token_strides=token_strides,
             **strides,
         )
         merge = attn_merge.launch(
@@ -154,7 +170,11 @@ class Layer:
             sinks_dtype=self.sinks_dtype,
         )
         prefill = attn_prefill.launch(
-            shape, windowed=self.windowed, capped=self.capped, sinks_dtype=self.sinks_dtype
+            shape,
+            tile_tokens=self.tile_tokens,
+            windowed=self.windowed,
+            capped=self.capped,
+            sinks_dtype=self.sinks_dtype,
         )
         return write, attn_decode.launch(shape, capped=self.capped), merge, prefill
 
@@ -164,6 +184,21 @@ def require_layer(layer: Layer) -> None:
     """Raise VariantError unless all that `layer` asks for is listed."""
     for launch in layer.launches():
         require(launch, layer.arch)
+
+
+def require_all(launches: Iterable[Launch], device: torch.device) -> None:
+    """`require` each for a GPU; elsewhere, in Triton's interpreter, any will do.
+
+    It takes microseconds a launch: whoever asks keeps in mind what has been allowed.
+    """
+    if checks(device):
+        for launch in launches:
+            require(launch, device_arch(device))
+
+
+def checks(device: torch.device) -> bool:
+    """Whether kernels on `device` must be listed: where they are compiled."""
+    return device.type == "cuda"
 
 
 def require(launch: Launch, arch: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from tests.gpu_check.records import End, Fact, Peer, Recorder, Row
 from tests.gpu_check.results import Results, SectionResult
 from tests.gpu_check.rig import Rig, UnavailableError
 from tests.gpu_check.runner import Section, run_all, run_one
+from tests.gpu_check.sections.peer_generate_batch import decoding_rate
 from tests.gpu_check.targets import NOTHING, Target, checked, exact, rate, timed
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +54,11 @@ def _lack(rig: Rig) -> None:
     raise UnavailableError("xyz is not installed")
 
 
+def _import(rig: Rig) -> None:
+    _row(rig)
+    importlib.import_module("absent_package.part")
+
+
 @pytest.mark.parametrize(
     ("run", "status", "detail"),
     [
@@ -60,6 +67,7 @@ def _lack(rig: Rig) -> None:
         (_raise, "failed", "ValueError: no such luck"),
         (_die, "crashed", "killed by SIGKILL"),
         (_lack, "not available", "xyz is not installed"),
+        (_import, "not available", "absent_package is not installed"),
     ],
 )
 def test_a_section_may_do_what_it_likes(
@@ -89,6 +97,35 @@ def _gone(pid: int) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def test_without_pydantic_the_kernels_are_checked_all_the_same(tmp_path: Path) -> None:
+    """Only the engine is configured by it."""
+    missing = "raise ModuleNotFoundError(\"No module named 'pydantic'\", name='pydantic')"
+    (tmp_path / "pydantic.py").write_text(missing)
+    chosen = ("--only", "right: graphs", "--only", "fast: swap")
+    done = _check("--dry", "--out", str(tmp_path), *chosen, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 1, done.stderr
+    written = json.loads((tmp_path / "results.json").read_text())["sections"]
+    found = {section["name"]: section for section in written}
+    assert found["environment"]["status"] == "ok"
+    for name in ("right: graphs", "fast: swap"):
+        section = found[name]
+        assert (section["status"], section["detail"]) == (
+            "not available",
+            "pydantic is not installed",
+        )
+    rows = [r["item"] for r in found["right: graphs"]["records"] if r["kind"] == "Row"]
+    assert rows == ["attention replay equals eager"]
+    assert "FAIL: fast: swap not available" in done.stdout
+
+
+def test_a_batch_decodes_while_all_of_it_does() -> None:
+    times = [[0.0, 1.0, 2.0, 3.0, 4.0], [1.5, 2.5, 3.5, 4.5], [1.0, 2.0, 3.0]]
+    # From 1.5 to 3.0: 2.0, 3.0; 2.5; 2.0, 3.0.
+    assert decoding_rate(times) == pytest.approx(5 / 1.5)
+    with pytest.raises(ValueError, match="at no time"):
+        decoding_rate([[0.0, 1.0], [1.0, 2.0]])
 
 
 def test_results_are_on_disk_after_each_section(tmp_path: Path) -> None:
@@ -269,7 +306,7 @@ def test_a_dry_run_fills_the_table(tmp_path: Path) -> None:
             judged = row.unit in ("rel. error", "wrong", "std") or row.target == "< 1.5"
             assert row.passed is (True if judged else None), row
     peers = [r for s in results["sections"] for r in s["records"] if r["kind"] == "Peer"]
-    assert {p["name"] for p in peers} >= {"torch SDPA", "flex_attention"}
+    assert {p["name"] for p in peers} >= {"torch SDPA", "flex_attention", "generate_batch"}
     assert not [p for p in peers if p["problem"]]
     assert "the timings mean nothing" in done.stdout
 

@@ -20,12 +20,13 @@ TYPE_NAMES = {
 """Triton's names of torch's element types."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Launch:
     """A kernel with everything fixed that it is compiled for.
 
     Ops make theirs in one function, `launch(...)`, from shapes and types alone, so that
-    `kernels/variants.py` can list and compile what the engine is going to ask for.
+    `kernels/variants.py` can list and compile what the engine is going to ask for. They make each
+    once, and it is known by its identity.
     """
 
     op: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -90,6 +90,13 @@ class DeviceRunner:
         self._graph_logits = torch.empty(0, spec.vocab_size, device=device.name)
         self.use_graphs = True
         """False computes all steps without graphs, those that are captured too."""
+        self.replay_graphs = True
+        """False does the work of graphs, padding included, kernel by kernel."""
+
+    @property
+    def graph_sizes(self) -> Sequence[int]:
+        """Batch sizes that are captured, ascending; none where decode steps have no graphs."""
+        return () if self._graphs is None else self._graphs.sizes
 
     @torch.inference_mode()
     def capture(self, max_rows: int) -> None:
@@ -177,7 +184,10 @@ class DeviceRunner:
         self._graphs.inputs[: rest.end].copy_(host, non_blocking=True)
         tensors = rest.tensors(self._graphs.inputs)
         self._copy_blocks(tensors)
-        bucket.graph.replay()
+        if self.replay_graphs:
+            bucket.graph.replay()
+        else:
+            bucket.work()
         return tensors, self._graph_logits[: len(inputs.segments)]
 
     def _copy_blocks(self, tensors: Mapping[str, Tensor]) -> None:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from kernels import dispatch
 from replicas.engine.array_layout import Array
 from replicas.engine.logit_processors import SampleRow
 from replicas.engine.sample_arrays import sample_arrays
@@ -25,14 +26,11 @@ class DeviceSampler(Protocol):
 
 
 class TritonSampler:
-    """With `kernels.gpu`."""
+    """With Triton's kernels, on `device`."""
 
-    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        """Raises ValueError where the kernels do not take so large a vocabulary."""
-        from kernels.gpu.sample_math import MAX_VOCAB
-
-        if vocab_size > MAX_VOCAB:
-            raise ValueError(f"a vocabulary of {vocab_size} tokens, the limit is {MAX_VOCAB}")
+    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...], device: str) -> None:
+        """Raises ValueError where the kernels do not take the vocabulary."""
+        self._kernels = dispatch.sampling(vocab_size, device)
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
 
@@ -42,14 +40,10 @@ class TritonSampler:
 
     def draw(self, scores: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
         """Edits in place, then a draw."""
-        from kernels.gpu.allow_only import allow_only
-        from kernels.gpu.edit_scores import edit_scores
-        from kernels.gpu.sample import SampleParams, sample
-
         if "allowed_rows" in arrays:
-            allow_only(scores, arrays["allowed_rows"], arrays["allowed_words"])
+            self._kernels.allow_only(scores, arrays["allowed_rows"], arrays["allowed_words"])
         if "edit_rows" in arrays:
-            edit_scores(
+            self._kernels.edit(
                 scores,
                 arrays["edit_rows"],
                 arrays["edit_tokens"],
@@ -57,11 +51,11 @@ class TritonSampler:
                 arrays["edit_penalty"],
                 arrays["edit_addend"],
             )
-        params = SampleParams(
+        return self._kernels.sample(
+            scores,
             arrays["temperature"],
             arrays["top_k"],
             arrays["top_p"],
             arrays["min_p"],
             arrays["noise_keys"],
         )
-        return sample(scores, params)

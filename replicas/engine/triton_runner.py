@@ -27,6 +27,7 @@ def triton_runner(model: PagedModel, pool: KVPool, max_model_len: int) -> Device
         max_blocks=-(-max_model_len // pool.block_size),
         device=torch.device(pool.blocks.device),
     )
-    sampler = TritonSampler(spec.vocab_size, spec.eos_token_ids)
+    device = CudaDevice()
+    sampler = TritonSampler(spec.vocab_size, spec.eos_token_ids, device.name)
     moves = dispatch.block_moves("triton")
-    return DeviceRunner(model, pool, planner, sampler, moves, CudaDevice())
+    return DeviceRunner(model, pool, planner, sampler, moves, device)

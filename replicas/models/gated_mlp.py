@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from kernels.elementwise import Elementwise
 from replicas.models.agreement import FEWER_ROUNDINGS, agree, runs_and, sample
 from replicas.models.fused_linear import fuse_linears
+
+_PROBED = 64
+"""Columns of numbers by which an activation is told."""
 
 
 class GatedMLP(nn.Module):
@@ -33,11 +38,12 @@ class FusedGatedMLP(nn.Module):
         super().__init__()
         self.gate_up_proj, self.down_proj, self.act_fn = gate_up, down, act
         self._ops = ops
+        self._silu = _is_silu(act, gate_up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden] -> [..., hidden]."""
         gate_up = self.gate_up_proj(x)
-        if isinstance(self.act_fn, nn.SiLU):
+        if self._silu:
             hidden = self._ops.silu_mul(gate_up)
         else:
             gate, up = gate_up.chunk(2, dim=-1)
@@ -104,6 +110,12 @@ def _activation(mlp: nn.Module) -> nn.Module | None:
         if isinstance(act, nn.Module):
             return act
     return None
+
+
+def _is_silu(act: nn.Module, like: Tensor) -> bool:
+    """By what it computes: torch and transformers have classes of their own for it."""
+    x = sample(_PROBED, like)
+    return runs_and(lambda: torch.equal(act(x.clone()), F.silu(x)))
 
 
 def _agrees(fused: FusedGatedMLP, mlp: nn.Module) -> bool:

@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 from tests.gpu_check import plan, table
@@ -82,7 +83,10 @@ def _no_gpu() -> str:
         import torch
     except ImportError:
         return "torch is not installed"
-    child = os.fork()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of forks beside threads: numpy's have nothing to do yet.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if child == 0:
         os._exit(0 if torch.cuda.is_available() else 1)
     found = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

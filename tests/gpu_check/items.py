@@ -33,8 +33,16 @@ SAMPLE_CHECKS = (
     "sample draws by chi-square",
     "sample draws the CPU sampler's tokens",
 )
-GRAPH_CHECKS = ("attention replay equals eager", "engine replay equals eager")
-GREEDY = ("engine greedy float32 is HF's", "engine greedy bfloat16 is HF's")
+GRAPH_CHECKS = (
+    "attention replay equals eager",
+    "engine replay equals eager",
+    "engine pads batches without effect",
+)
+GREEDY = (
+    "engine greedy float32 is HF's",
+    "engine greedy bfloat16 is HF's",
+    "engine greedy fp8 KV is torch's",
+)
 ENGINE_SPEED = (
     "engine decode B1 x 1k",
     "engine decode B64 x 1k",

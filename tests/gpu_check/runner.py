@@ -123,6 +123,10 @@ def _attempt(section: Section, rig: Rig) -> End:
         section.run(rig)
     except UnavailableError as error:
         return End(NOT_AVAILABLE, str(error))
+    except ModuleNotFoundError as error:
+        traceback.print_exc()
+        package = (error.name or str(error)).partition(".")[0]
+        return End(NOT_AVAILABLE, f"{package} is not installed")
     except BaseException as error:  # noqa: BLE001 - told to the parent, which goes on
         traceback.print_exc()
         return End("failed", f"{type(error).__name__}: {error}".strip())

@@ -53,7 +53,8 @@ def draw_call(
 
 def draw(rig: Rig, logits: Tensor, sampling: SamplingParams) -> Tensor:
     """[B] int64: the device's tokens for `logits` [B, V], which stay as they are."""
-    return draw_call(rig, logits.clone(), sampling, TritonSampler(logits.shape[1], ()))()
+    sampler = TritonSampler(logits.shape[1], (), rig.device)
+    return draw_call(rig, logits.clone(), sampling, sampler)()
 
 
 def draw_from(rig: Rig, vocabulary: int) -> Tensor:
@@ -68,7 +69,7 @@ def bench_calls(rig: Rig, logits: Sequence[Tensor]) -> dict[str, list[Callable[[
         "temperature": SamplingParams(1, 7, temperature=0.8),
         "top-p 0.9": SamplingParams(1, 7, temperature=0.8, top_p=0.9),
     }
-    sampler = TritonSampler(logits[0].shape[1], ())
+    sampler = TritonSampler(logits[0].shape[1], (), rig.device)
     return {
         kind: [draw_call(rig, each, sampling, sampler) for each in logits]
         for kind, sampling in kinds.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from tests.gpu_check import engine_kernels
 from tests.gpu_check.attention_bench import decode_problem, prefill_problem
 from tests.gpu_check.model_sizes import SIZE_1B, SIZE_8B
 from tests.gpu_check.paged import PLAIN
@@ -28,7 +29,9 @@ def parts(rig: Rig) -> list[Part]:
     samples = [partial(draw_from, vocabulary=size) for size in vocabularies]
     decodes = {decode.fp8: decode for decode in DECODES}.values()
     benches = [partial(_decode, decode=decode) for decode in decodes]
-    return [*cases, *samples, *benches, _prefill, *elementwise_fast.PARTS, *elementwise_right.PARTS]
+    engines = engine_kernels.parts(rig)
+    kernels = (*elementwise_fast.PARTS, *elementwise_right.PARTS)
+    return [*cases, *engines, *samples, *benches, _prefill, *kernels]
 
 
 def _attention(rig: Rig, case: attention_right.Case) -> None:

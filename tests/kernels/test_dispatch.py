@@ -78,7 +78,9 @@ def test_fp8_needs_a_gpu_that_converts_it(
 class Triton:
     """What stands in for Triton's kernels: it notes the calls, and lists or refuses a variant."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, *, listed: bool = True) -> None:
+    def __init__(
+        self, patch: pytest.MonkeyPatch, *, listed: bool = True, checks: bool = False
+    ) -> None:
         self.calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self.listed = listed
         attention, writing, variants = map(
@@ -88,6 +90,7 @@ class Triton:
         writing.kv_write = self._note("kv_write", "rotated")  # type: ignore[attr-defined]
         variants.Layer = SimpleNamespace(of=self._note("layer", "a layer"))  # type: ignore[attr-defined]
         variants.require_layer = self._require  # type: ignore[attr-defined]
+        variants.checks = lambda _device: checks  # type: ignore[attr-defined]
         for module in (attention, writing, variants):
             patch.setitem(sys.modules, module.__name__, module)
 
@@ -104,13 +107,7 @@ class Triton:
             raise ValueError("not listed")
 
 
-class OnGpu(torch.Tensor):
-    """What says that it is on a GPU."""
-
-    is_cuda = True  # type: ignore[assignment]
-
-
-STEP: Any = SimpleNamespace(slots="slots")
+STEP: Any = SimpleNamespace(slots="slots", sizes=SimpleNamespace(tile_tokens=32))
 
 
 @pytest.mark.parametrize("fp8", [True, False])
@@ -155,12 +152,12 @@ def test_a_step_of_device_tensors_goes_to_tritons_kernels(
 def test_a_gpu_computes_what_is_listed_and_refuses_the_rest(
     monkeypatch: pytest.MonkeyPatch, listed: bool
 ) -> None:
-    triton = Triton(monkeypatch, listed=listed)
-    on_gpu = torch.zeros(1, 2, 16).as_subclass(OnGpu)
-    value, blocks = torch.zeros(1, 2, 16), torch.zeros(3, 2, 16, 16)
+    triton = Triton(monkeypatch, listed=listed, checks=True)
+    new = torch.zeros(3, 1, 2, 16).unbind()
+    blocks = torch.zeros(3, 2, 16, 16)
 
     def run() -> None:
-        paged_attention(on_gpu, value, value, blocks, blocks, STEP, scale=0.5, window=7)
+        paged_attention(*new, blocks, blocks, STEP, scale=0.5, window=7)
 
     if listed:
         run()
@@ -168,11 +165,10 @@ def test_a_gpu_computes_what_is_listed_and_refuses_the_rest(
         with pytest.raises(ValueError, match="not listed"):
             run()
     assert ("kv_write" in triton.calls) == listed
-    query, new, keys, params, heads = triton.calls["layer"][0]
-    assert query is on_gpu
-    assert new is value
+    *asked, keys, params, heads, tile_tokens = triton.calls["layer"][0]
+    assert all(one is other for one, other in zip(asked, new, strict=True))
     assert keys is blocks
-    assert (params.scale, params.window, heads) == (0.5, 7, HeadTransform())
+    assert (params.scale, params.window, heads, tile_tokens) == (0.5, 7, HeadTransform(), 32)
 
 
 def test_torch_transforms_heads_first() -> None:

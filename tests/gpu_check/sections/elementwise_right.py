@@ -176,8 +176,10 @@ class _Write:
             if scale is not None:
                 wanted = _quantised(wanted, scale)
             worst.see(found, wanted, self.dtype, f"{name} part {part}")
-        before[block, 1, :, :, offset] = self.pool[block, 1, :, :, offset]
-        same = torch.equal(before.view(torch.uint8), self.pool.view(torch.uint8))
+        # As bytes: not every torch indexes fp8 on a GPU.
+        old, new = before.view(torch.uint8), self.pool.view(torch.uint8)
+        old[block, 1, :, :, offset] = new[block, 1, :, :, offset]
+        same = torch.equal(old, new)
         worst.demand(same, f"{name}: other slots were written")
 
     def _turned(self, x: Tensor, norm: Tensor | None) -> Tensor:

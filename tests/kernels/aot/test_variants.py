@@ -135,6 +135,28 @@ def test_a_refusal_says_what_to_do() -> None:
         require_layer(layer(rot_dim=100))
 
 
+def test_what_is_compiled_is_checked_and_what_is_interpreted_is_not() -> None:
+    from kernels.gpu import rms_norm
+    from kernels.variants import VariantError, checks, require_all
+
+    assert checks(torch.device("cuda"))
+    assert checks(torch.device("cuda:1"))
+    assert not checks(torch.device("cpu"))
+    tiny = rms_norm.launch(
+        dtype=torch.float32,
+        weight_dtype=torch.float32,
+        width=24,
+        x_stride=24,
+        residual_stride=None,
+        rounded=True,
+    )
+    require_all([tiny], torch.device("cpu"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
+        with pytest.raises(VariantError, match="rms_norm is not listed"):
+            require_all([tiny], torch.device("cuda"))
+
+
 def test_fp8_is_refused_before_compute_capability_8_9() -> None:
     from kernels.variants import VariantError, require_layer, variants
 

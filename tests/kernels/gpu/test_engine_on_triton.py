@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from kernels.elementwise import Elementwise, TorchElementwise
 from kernels.gpu.block_moves import TritonBlockMoves
 from kernels.gpu.elementwise import TritonElementwise
+from kernels.gpu.launch import Launch
 from replicas.core.sampling_params import SamplingParams
 from replicas.core.scheduler_output import (
     PENDING,
@@ -49,6 +50,11 @@ MODELS: dict[str, tuple[dict[str, object], Elementwise]] = {
     "qwen3": (WINDOWED, TorchElementwise()),
     "llama": ({"num_hidden_layers": 1}, TritonElementwise()),
     "gpt2": ({"num_hidden_layers": 1}, TorchElementwise()),  # its modules stay as they are
+}
+EVERYWHERE = {
+    *("kv_write", "attn_decode", "attn_merge", "attn_prefill", "block_copy", "edit_scores"),
+    *(f"sample_{step}" for step in ("peaks", "bins", "interval", "candidates", "threshold")),
+    *("sample_race", "sample_pick"),
 }
 GREEDY = SamplingParams(9, 0, temperature=0.0, logprobs=1)
 SAMPLED = SamplingParams(
@@ -132,14 +138,16 @@ def on_kernels(model: PagedModel, device: FakeDevice) -> DeviceRunner:
         max_blocks=2,
         device=torch.device("cpu"),
     )
-    sampler = TritonSampler(model.spec.vocab_size, model.spec.eos_token_ids)
+    sampler = TritonSampler(model.spec.vocab_size, model.spec.eos_token_ids, device.name)
     runner = DeviceRunner(model, pool, planner, sampler, TritonBlockMoves(), device)
     runner.capture(2)
     return runner
 
 
 @pytest.mark.parametrize("model_type", MODELS)
-def test_tokens_and_logprobs_are_those_of_the_cpu(model_type: str) -> None:
+def test_tokens_and_logprobs_are_those_of_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, model_type: str
+) -> None:
     overrides, ops = MODELS[model_type]
     plain = loader.prepare(make_model(model_type, overrides), "", "cpu")
     fused = make_model(model_type, overrides)
@@ -147,6 +155,7 @@ def test_tokens_and_logprobs_are_those_of_the_cpu(model_type: str) -> None:
     model, device = loader.describe(fused, "", 0), FakeDevice()
     cpu: Runner = ModelRunner(plain, KVPool(plain.spec, **POOL), "cpu")
     gpu = on_kernels(model, device)
+    launched = launches(monkeypatch)
     for step in steps((5, 9, 40, 3, 77, 21, 8, 90, 11, 12, 13, 2, 60, 61, 62), (50, 51, 52)):
         expected, actual = cpu.launch(step).result(), gpu.launch(step).result()
         assert actual.sampled.keys() == expected.sampled.keys()
@@ -154,6 +163,22 @@ def test_tokens_and_logprobs_are_those_of_the_cpu(model_type: str) -> None:
             assert actual.sampled[key].token_id == token.token_id
             assert_close(logprobs(actual.sampled[key]), logprobs(token))
     assert device.replays == 2
+    assert launched >= EVERYWHERE
+    if model_type == "llama":
+        assert launched >= {"rms_norm", "silu_mul"}, "all of its modules are the kernels'"
+
+
+def launches(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The ops that are launched from now on."""
+    seen: set[str] = set()
+    launch = Launch.__call__
+
+    def noted(self: Launch, grid: tuple[int, ...], **arguments: Any) -> None:
+        seen.add(self.op)
+        launch(self, grid, **arguments)
+
+    monkeypatch.setattr(Launch, "__call__", noted)
+    return seen
 
 
 def logprobs(token: SampledToken) -> list[TokenLogprobs]:

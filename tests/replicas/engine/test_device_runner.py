@@ -122,6 +122,24 @@ def test_graphs_give_what_single_kernels_give(runner: DeviceRunner) -> None:
     assert runner._device.replays == replays == 1
 
 
+def test_what_a_graph_does_can_be_done_without_it(runner: DeviceRunner, monkeypatch) -> None:
+    """Padding included: to compare the two bit for bit."""
+    step = decode_step([(1,), (2,), (3,)], 7)
+    with_graph = drawn(runner, step)
+    rows = []
+    forward = runner._model.forward
+    monkeypatch.setattr(
+        runner._model, "forward", lambda ids, *rest: rows.append(len(ids)) or forward(ids, *rest)
+    )
+    runner.replay_graphs = False
+    assert drawn(runner, step) == with_graph
+    assert (rows, runner._device.replays) == ([4], 1)
+    runner.use_graphs = False
+    assert drawn(runner, step) == with_graph
+    assert (rows, runner._device.replays) == ([4, 3], 1)
+    assert list(runner.graph_sizes) == [1, 2, 4]
+
+
 def test_prefill_and_steps_of_many_rows_need_no_graph(runner: DeviceRunner) -> None:
     assert len(drawn(runner, decode_step([(n + 1,) for n in range(5)], 0))) == 5
     alone = drawn(runner, prefill_step(2, (1,)))
@@ -176,6 +194,7 @@ def test_a_model_that_waits_runs_without_graphs(llama: Twin, caplog) -> None:
     device = FakeDevice(refuses=True)
     engine = make_engine(llama.paged, make_runner=fake_runner(llama.paged, device, graphs_up_to=4))
     assert "run without graphs: it waits" in caplog.text
+    assert list(engine._pipeline._runner.graph_sizes) == []
     assert len(serve(engine, REQUESTS[0])["greedy", 0].token_ids) == 12
 
 

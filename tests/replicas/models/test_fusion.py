@@ -182,3 +182,26 @@ def test_no_weights_of_mlps_are_held_twice(tiny, monkeypatch) -> None:
     monkeypatch.setattr(gated_mlp, "fuse_linears", counting)
     fuse_mlps(model, TorchElementwise())
     assert alive == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize(("name", "is_silu"), [("llama", True), ("gemma2", False)])
+@pytest.mark.parametrize("of_torch", [True, False])
+def test_the_gate_is_the_kernels_where_it_is_silu(
+    tiny, name: str, is_silu: bool, of_torch: bool
+) -> None:
+    """Whichever class computes it: transformers has another one than torch."""
+    model, _ = tiny(name, **FUSED[name])
+    if of_torch and is_silu:
+        for layer in model.model.layers:
+            layer.mlp.act_fn = nn.SiLU(inplace=True)
+    calls = []
+
+    class Counting(TorchElementwise):
+        def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+            calls.append(gate_up.shape)
+            return super().silu_mul(gate_up)
+
+    fuse_mlps(model, Counting())
+    calls.clear()
+    model(torch.tensor([TOKENS]), use_cache=False)
+    assert calls == [(1, len(TOKENS), 2 * 48)] * (2 if is_silu else 0)
