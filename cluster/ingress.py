@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.metadata
 import logging
 import time
@@ -93,6 +94,10 @@ class Ingress:
             note_timeout=self._count_timeout,
         )
         logger.info(await self.summary())
+        # What is loaded by now stays: a full collection would look through all of it while every
+        # stream waits.
+        gc.collect()
+        gc.freeze()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return create_app(self._service)

@@ -88,7 +88,12 @@ class Replica:
         self._id = serve.get_replica_context().replica_id.unique_id
         self._active: dict[str, _Active] = {}
         node_id = ray.get_runtime_context().get_node_id()
-        self._feed = FeedServer(ray.util.get_node_ip_address(), self._id, node_id)
+        self._feed = FeedServer(
+            ray.util.get_node_ip_address(),
+            self._id,
+            node_id,
+            is_well=lambda: self._failure() is None,
+        )
         self._engine = AsyncEngine(functools.partial(self._build, settings), self._deliver)
         self._channels = ReplyChannels(self._id, self._engine.abort, self._lose_channel)
         self._snapshot = ReplicaSnapshot()
@@ -120,8 +125,7 @@ class Replica:
 
     async def report(self) -> ReplicaReport:
         """What this replica is and does."""
-        failure = self._engine.failure(STEP_PATIENCE_S)
-        return ReplicaReport(self._id, self._info, self._snapshot, failure)
+        return ReplicaReport(self._id, self._info, self._snapshot, self._failure())
 
     async def metrics(self) -> list[Metric]:
         """Prometheus families; never waits for the engine."""
@@ -133,9 +137,12 @@ class Replica:
 
     async def check_health(self) -> None:
         """Serve's health check: progress of the engine, not a ping."""
-        failure = self._engine.failure(STEP_PATIENCE_S)
+        failure = self._failure()
         if failure is not None:
             raise RuntimeError(failure)
+
+    def _failure(self) -> str | None:
+        return self._engine.failure(STEP_PATIENCE_S)
 
     def _build(self, settings: ReplicaSettings) -> Engine:
         """On the engine's thread."""

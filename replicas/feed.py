@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 
 from replicas import feed_wire, wire
 from replicas.core.block_events import FindableBlocks
@@ -59,16 +60,24 @@ class FeedServer:
 
     It keeps a copy of what can be found, so that the engine is not asked when somebody connects,
     and writes to each consumer without waiting for it. Who falls behind, or misses a step,
-    connects again and gets a new snapshot.
+    connects again and gets a new snapshot. A replica that is not well has no consumers: to a
+    router it must not look like one without work.
     """
 
     def __init__(
-        self, host: str, replica_id: str, node_id: str, max_unsent_bytes: int = MAX_UNSENT_BYTES
+        self,
+        host: str,
+        replica_id: str,
+        node_id: str,
+        max_unsent_bytes: int = MAX_UNSENT_BYTES,
+        is_well: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`is_well`: whether the replica makes progress; asked several times a second."""
         self._host = host
         self._replica_id = replica_id
         self._node_id = node_id
         self._max_unsent_bytes = max_unsent_bytes
+        self._is_well = is_well
         self._token = secrets.token_hex(16)
         self._incarnation = secrets.token_hex(8)
         self._blocks = FindableBlocks()
@@ -110,15 +119,15 @@ class FeedServer:
             self._server.close()
         if self._pulse is not None:
             self._pulse.cancel()
-        for consumer in self._consumers:
-            consumer.close()
-        self._consumers.clear()
+        self._drop_all()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         consumer = None
         try:
             if await wire.admit(reader, self._token) is None:
                 logger.warning("dropped a connection that did not show this feed's token")
+                return
+            if not self._is_well():
                 return
             consumer = self._join(writer)
             await reader.read(1)  # nothing more is to come: whatever does ends the connection
@@ -142,12 +151,20 @@ class FeedServer:
         return consumer
 
     async def _beat(self) -> None:
-        """Tell the load while no step does."""
+        """Tell the load while no step does; tell nothing any more while the replica is unwell."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(BUSY_PERIOD_S)
+            if self._consumers and not self._is_well():
+                logger.warning("the replica is unwell: its feed is closed to all routers")
+                self._drop_all()
             load = self._load
             busy = load.running or load.waiting or load.copies
             period = BUSY_PERIOD_S if busy else IDLE_PERIOD_S
             if self._consumers and loop.time() - self._published_at >= period:
                 self.publish(_NOTHING, load)
+
+    def _drop_all(self) -> None:
+        for consumer in self._consumers:
+            consumer.close()
+        self._consumers.clear()

@@ -12,8 +12,6 @@ class Tier(IntEnum):
 
     DEVICE = 0
     HOST = 1
-    EXPECTED = 2
-    """Nowhere yet: a request was sent there that will compute it."""
 
 
 class Masks(NamedTuple):
@@ -21,16 +19,11 @@ class Masks(NamedTuple):
 
     device: int = 0
     host: int = 0
-    expected: int = 0
 
     def with_bit(self, tier: Tier, bit: int) -> Masks:
-        """A replica has it in `tier` now, and what it has on the device is expected no more."""
-        device, host, expected = self
-        if tier is Tier.DEVICE:
-            return Masks(device | bit, host, expected & ~bit)
-        if tier is Tier.HOST:
-            return Masks(device, host | bit, expected)
-        return Masks(device, host, expected | (bit & ~device))
+        """A replica has it in `tier` now."""
+        device, host = self
+        return Masks(device | bit, host) if tier is Tier.DEVICE else Masks(device, host | bit)
 
     def without_bit(self, tiers: tuple[Tier, ...], bit: int) -> Masks:
         """A replica has it in none of `tiers`."""
@@ -47,7 +40,7 @@ NO_SET = 0
 class HolderSet:
     """Who holds some blocks; they refer to it by `number`."""
 
-    __slots__ = ("blocks", "masks", "number", "on_device", "reach", "reach_version")
+    __slots__ = ("blocks", "masks", "number", "reach", "reach_version")
 
     def __init__(self, number: int, masks: Masks) -> None:
         self.number = number
@@ -57,8 +50,6 @@ class HolderSet:
 
     def assign(self, masks: Masks) -> None:
         self.masks = masks
-        self.on_device = masks.device | masks.expected
-        """Replicas that have, or are about to have, the blocks on their device."""
         self.reach = 0
         """Replicas that can read the blocks from host memory, as of `reach_version`."""
         self.reach_version = -1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -38,6 +38,9 @@ class _Booking:
     routed_at: float | None = None
     shown: bool = False
     """Whether the replica's own figures contain it."""
+    in_doubt: bool = False
+    """Whether an end of the call was told before the call was accepted: that of an earlier try,
+    which the replica refused, or its own."""
 
 
 @dataclass(slots=True)
@@ -46,8 +49,8 @@ class _Page:
 
     all: Work = NO_WORK
     unseen: Work = NO_WORK
-    arriving: deque[_Booking] = field(default_factory=deque)
-    """Routed and perhaps not shown yet, in the order of routing."""
+    arriving: OrderedDict[str, _Booking] = field(default_factory=OrderedDict)
+    """Routed and not shown yet, by call, in the order of routing."""
 
 
 class LoadBook:
@@ -61,54 +64,67 @@ class LoadBook:
 
     def __init__(self) -> None:
         self._bookings: dict[str, _Booking] = {}
-        self._unrouted: deque[_Booking] = deque()
+        self._unrouted: OrderedDict[str, _Booking] = OrderedDict()
+        """Not accepted yet, or in doubt: by call, in the order of booking."""
         self._pages: defaultdict[str, _Page] = defaultdict(_Page)
 
     def __len__(self) -> int:
         return len(self._bookings)
 
+    def __contains__(self, call_id: str) -> bool:
+        """Whether the call is booked, or was and may come back."""
+        return call_id in self._bookings or call_id in self._unrouted
+
     def book(self, call_id: str, replica: str, work: Work, now: float) -> None:
         """Count `work` on `replica`; a second booking of a call moves it."""
         self.release(call_id)
-        booking = _Booking(call_id, replica, work, now)
-        self._unrouted.append(booking)
+        booking = self._unrouted[call_id] = _Booking(call_id, replica, work, now)
         self._enter(booking)
 
     def routed(self, call_id: str, replica: str, now: float) -> None:
-        """`replica` has accepted the call: its end will be reported. Moves the booking there."""
-        booking = self._bookings.get(call_id)
+        """`replica` has accepted the call: its end will be reported. Moves the booking there.
+
+        One in doubt counts again, but not for ever: the end that was told may have been its own.
+        """
+        booking = self._unrouted.get(call_id)
         if booking is None or booking.routed_at is not None:
             return
-        if booking.replica != replica:
-            self.release(call_id)
-            booking = _Booking(call_id, replica, booking.work, booking.booked_at)
-            self._enter(booking)
-        booking.routed_at = now
-        self._pages[replica].arriving.append(booking)
+        if not booking.in_doubt:
+            self._leave(booking)
+            del self._unrouted[call_id]
+        booking.replica, booking.routed_at = replica, now
+        self._enter(booking)
+        self._pages[replica].arriving[call_id] = booking
 
     def release(self, call_id: str, replica: str | None = None) -> bool:
-        """The request has ended, at `replica` where that is told. False where it is booked
-        elsewhere by now: a replica that refused it says that it has ended there. Unknown ones
-        are fine."""
+        """The request has ended, at `replica` where that is told. Unknown ones are fine.
+
+        False where that is not certain: of a call that a replica refused, Serve tells the end
+        there as well, when the call may be booked elsewhere, or there once more. The latter
+        counts no more until it is accepted.
+        """
+        if replica is None:
+            self._unrouted.pop(call_id, None)
         booking = self._bookings.get(call_id)
         if booking is None:
-            return True
+            return call_id not in self._unrouted
         if replica not in (None, booking.replica):
             return False
-        del self._bookings[call_id]
-        page = self._pages[booking.replica]
-        page.all = page.all.plus(booking.work, -1)
-        if not booking.shown:
-            page.unseen = page.unseen.plus(booking.work, -1)
+        self._leave(booking)
+        if replica is not None and booking.routed_at is None:
+            booking.in_doubt = True
+            return False
+        self._unrouted.pop(call_id, None)
         return True
 
     def expire(self, now: float) -> None:
-        """Release what was booked but never routed."""
+        """Release what was booked but never routed, and what is in doubt."""
         unrouted = self._unrouted
-        while unrouted and now - unrouted[0].booked_at > UNROUTED_LIFETIME_S:
-            booking = unrouted.popleft()
-            if booking.routed_at is None and self._bookings.get(booking.call_id) is booking:
-                self.release(booking.call_id)
+        while unrouted:
+            call_id, booking = next(iter(unrouted.items()))
+            if now - booking.booked_at <= UNROUTED_LIFETIME_S:
+                break
+            self.release(call_id)
 
     def drop(self, replica: str) -> None:
         """Release all bookings on a replica that has gone."""
@@ -128,11 +144,13 @@ class LoadBook:
         if page is None:
             return NO_WORK
         arriving = page.arriving
-        while arriving and (arriving[0].routed_at or 0.0) + TRAVEL_S <= before:
-            booking = arriving.popleft()
-            if self._bookings.get(booking.call_id) is booking:
-                booking.shown = True
-                page.unseen = page.unseen.plus(booking.work, -1)
+        while arriving:
+            booking = next(iter(arriving.values()))
+            if (booking.routed_at or 0.0) + TRAVEL_S > before:
+                break
+            del arriving[booking.call_id]
+            booking.shown = True
+            page.unseen = page.unseen.plus(booking.work, -1)
         return page.unseen
 
     def requests(self, replica: str) -> int:
@@ -144,3 +162,11 @@ class LoadBook:
         page = self._pages[booking.replica]
         page.all = page.all.plus(booking.work)
         page.unseen = page.unseen.plus(booking.work)
+
+    def _leave(self, booking: _Booking) -> None:
+        del self._bookings[booking.call_id]
+        page = self._pages[booking.replica]
+        page.all = page.all.plus(booking.work, -1)
+        if not booking.shown:
+            page.unseen = page.unseen.plus(booking.work, -1)
+            page.arriving.pop(booking.call_id, None)

@@ -24,3 +24,17 @@ DECISION_SECONDS = Histogram(
 INDEX_BLOCKS = Gauge(
     "quire:prefix_index_blocks", "Blocks that the router knows to be somewhere", registry=REGISTRY
 )
+INDEX_REFUSED = Counter(
+    "quire:prefix_index_refused_blocks",
+    "Blocks that the router did not take note of, as its index was full",
+    registry=REGISTRY,
+)
+REPLICAS = Gauge(
+    "quire:router_replicas",
+    "Replicas to choose from: fresh ones, and stale ones, of which only bookings are known",
+    ["feed"],
+    registry=REGISTRY,
+)
+FEED_GAPS = Counter(
+    "quire:feed_gaps", "Replicas' feeds that lost steps and began anew", registry=REGISTRY
+)

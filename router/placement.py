@@ -48,6 +48,10 @@ class Placement:
     """Whether no replica's state was known, so that bookings alone decided."""
     terms: tuple[Terms, ...] = ()
     """One a candidate; none where the policy counts no costs."""
+    declined: bool = False
+    """Whether nobody is as quick as the call asks for: it goes nowhere."""
+    again: bool = False
+    """Whether the call was placed before and came back, as nobody had room."""
 
     @property
     def cost_s(self) -> float:
@@ -85,10 +89,17 @@ class Placer:
         self._warm_up = WarmUp()
 
     def place(
-        self, call_id: str, request: GenerateRequest, replicas: Sequence[str], now: float
+        self,
+        call_id: str,
+        request: GenerateRequest,
+        replicas: Sequence[str],
+        now: float,
+        within_s: float | None = None,
     ) -> Placement:
-        """All `replicas` in order; work is booked on the first under `call_id`."""
-        return self.decide(call_id, request, self.chains(request, replicas), replicas, now)
+        """All `replicas` in order; work is booked on the first under `call_id`, unless `within_s`
+        is given and that one costs more: then the placement is declined and leaves no trace."""
+        chains = self.chains(request, replicas)
+        return self.decide(call_id, request, chains, replicas, now, within_s)
 
     def chains(self, request: GenerateRequest, replicas: Sequence[str]) -> Chains:
         """The prompt's digests, for the replicas that have greeted; none where the policy has no
@@ -105,8 +116,10 @@ class Placer:
         chains: Chains,
         replicas: Sequence[str],
         now: float,
+        within_s: float | None = None,
     ) -> Placement:
         """`place`, the digests given."""
+        again = call_id in self._book
         self._forget_the_past(call_id, now)
         self._warm_up.see(replicas, now)
         states = self._fresh(replicas, now)
@@ -122,17 +135,18 @@ class Placer:
         )
         stale = self._policy.knows_load and not states
         ranking = self._hold_back(self._rank(demand, known, stale=stale), now)
+        placement = Placement(
+            ranking.ranked, self._policy.name, ranking.reason, stale, ranking.terms, again=again
+        )
+        if within_s is not None and placement.cost_s > within_s:
+            return replace(placement, declined=True)
+        if not again:
+            self._count(placement, deepest, replicas, now)
         chosen = next(each for each in known if each.replica == ranking.ranked[0])
-        if deepest:
-            self._hot.hit(deepest, now)
-        self._warm_up.took(chosen.replica, replicas)
         self._commit(call_id, work, chosen, now)
         if chosen.fresh:
             self._expect(call_id, chosen, chains, hits, now)
-        self.placements += 1
-        self.stale_placements += stale
-        policy = self._policy.name
-        return Placement(ranking.ranked, policy, ranking.reason, stale, ranking.terms)
+        return placement
 
     def routed(self, call_id: str, replica: str, now: float) -> None:
         """`replica` has accepted the call."""
@@ -193,6 +207,16 @@ class Placer:
         reason = f"next after {best}, which warms up; {best}: {ranking.reason}"
         return Ranking(tuple(ranked), reason, ranking.terms)
 
+    def _count(
+        self, placement: Placement, deepest: bytes | None, replicas: Sequence[str], now: float
+    ) -> None:
+        """Once for each call, however often it comes back."""
+        self.placements += 1
+        self.stale_placements += placement.stale
+        self._warm_up.took(placement.ranked[0], replicas)
+        if deepest:
+            self._hot.hit(deepest, now)
+
     def _commit(self, call_id: str, work: Work, chosen: Candidate, now: float) -> None:
         booked = work._replace(prefill_tokens=chosen.uncached_tokens)
         self._book.book(call_id, chosen.replica, booked, now)
@@ -210,7 +234,7 @@ class Placer:
         hit = hits.get(chosen.replica, Hit())
         tokens = chosen.queued_tokens + chosen.uncached_tokens
         deadline = now + tokens / chosen.prefill_tokens_per_s + LATE_S
-        self._expectations.expect(call_id, chosen.replica, chain[hit.device :], deadline)
+        self._expectations.expect(call_id, chosen.replica, chain, deadline, hit.device)
 
 
 def _deepest(

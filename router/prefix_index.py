@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from sys import getsizeof
 from typing import NamedTuple
 
+from router.expected_blocks import ExpectedBlocks
 from router.holders import NO_SET, NOBODY, HolderSet, HolderSets, Masks, Tier
 
 _SHARDS = 256
@@ -34,8 +35,9 @@ class PrefixIndex:
     """Digest -> holders, exact: a block is listed while somebody holds it, and no longer.
 
     Memory is a function of the blocks listed, never of the traffic's history, and bounded by
-    `max_blocks`: what would be one block too many is not taken in and counted in `refused`. The
-    index then underrates what replicas hold until some of them drop blocks.
+    `max_blocks`, expected ones included: what would be one block too many is not taken in and
+    counted in `refused`. The index then underrates what replicas hold until some of them drop
+    blocks.
 
     A replica that leaves is forgotten at once, by changing the sets of holders; blocks that are
     left without a holder are found by nobody, and `tidy` frees them a shard at a time.
@@ -47,6 +49,7 @@ class PrefixIndex:
         self._max_blocks = max_blocks
         self._shards: list[dict[bytes, int]] = [{} for _ in range(_SHARDS)]
         self._sets = HolderSets()
+        self._expected = ExpectedBlocks()
         self._entries = 0
         self._orphans = 0
         self._next_shard = 0
@@ -61,13 +64,18 @@ class PrefixIndex:
         """Digests looked up by `match` so far."""
 
     def __len__(self) -> int:
-        """Blocks that somebody holds."""
+        """Blocks that somebody holds; those that are only expected do not count."""
         return self._entries - self._orphans
 
     @property
     def entries(self) -> int:
         """Blocks that take up memory: those without a holder that await `tidy` included."""
         return self._entries
+
+    @property
+    def expected(self) -> int:
+        """Blocks that somebody will have."""
+        return len(self._expected)
 
     @property
     def sets(self) -> int:
@@ -81,9 +89,11 @@ class PrefixIndex:
         self._nodes[node] = self._nodes.get(node, 0) | bit
         self._nodes_version += 1
 
-    def store(self, replica: str, digests: Iterable[bytes], tier: Tier) -> None:
+    def store(self, replica: str, digests: Sequence[bytes], tier: Tier) -> None:
         """`replica` holds the blocks in `tier`; what is on its device is expected no more."""
         bit = 1 << self._slot(replica)
+        if tier is Tier.DEVICE:
+            self._expected.discard(bit, digests)
         self._change(digests, lambda masks: masks.with_bit(tier, bit))
 
     def remove(self, replica: str, digests: Iterable[bytes], *tiers: Tier) -> None:
@@ -98,9 +108,29 @@ class PrefixIndex:
         if slot is not None:
             self._orphans += self._sets.strip(tiers, 1 << slot)
 
+    def expect(self, replica: str, digests: Sequence[bytes]) -> None:
+        """`replica` will have the blocks on its device, and counts as having them."""
+        bit = 1 << self._slot(replica)
+        room = max(0, self._max_blocks - self._entries - len(self._expected))
+        self._expected.add(bit, digests[:room])
+        self.refused += len(digests[room:])
+
+    def unexpect(self, replica: str, digests: Iterable[bytes]) -> None:
+        """`replica` will not have the blocks; if it has them, it keeps them."""
+        slot = self._slots.get(replica)
+        if slot is not None:
+            self._expected.discard(1 << slot, digests)
+
+    def unexpect_all(self, replica: str) -> None:
+        """Nothing is on its way to `replica`."""
+        slot = self._slots.get(replica)
+        if slot is not None:
+            self._expected.clear(1 << slot)
+
     def drop(self, replica: str) -> None:
         """Forget a replica that has gone."""
         self.clear(replica, *Tier)
+        self.unexpect_all(replica)
         slot = self._slots.pop(replica, None)
         if slot is not None:
             self._leave_node(1 << slot)
@@ -111,18 +141,20 @@ class PrefixIndex:
         """What each replica that has anything has of `chain`, found in one walk for all.
 
         Device hits, then host hits, never mixed, as replicas use them. A host copy of any
-        replica of the node counts. A step whose holders are those of the step before costs one
-        lookup and no more.
+        replica of the node counts. A step that is like the one before costs one lookup and no
+        more, or two where somebody goes on by what is expected of him.
         """
-        shards, walk, previous, position = self._shards, _Walk(), -1, 0
+        shards, sets, expected = self._shards, self._sets.by_number, self._expected.of
+        walk, previous, position, coming, hopes = _Walk(), -1, 0, 0, 0
         for position, digest in enumerate(chain):
             number = shards[digest[0]].get(digest, NO_SET)
-            if number == previous:
+            if number == previous and (not hopes or expected(digest, 0) == coming):
                 continue
-            previous = number
-            holders = self._sets.by_number[number]
-            if not walk.goes_on(position, holders.on_device, self._reach(holders)):
+            previous, holders, coming = number, sets[number], expected(digest, 0)
+            device = holders.masks.device
+            if not walk.goes_on(position, device | coming, self._reach(holders)):
                 break
+            hopes = walk.on_device & ~device
         else:
             walk.goes_on(len(chain), 0, 0)
         self.steps += min(position + 1, len(chain))
@@ -154,7 +186,8 @@ class PrefixIndex:
     def _change(self, digests: Iterable[bytes], change: Callable[[Masks], Masks]) -> None:
         """Move blocks from their sets of holders to others. The change of a set is worked out
         once, however many of the blocks have it, and blocks are counted by runs of one set."""
-        shards, sets, moves, most = self._shards, self._sets, dict[int, int](), self._max_blocks
+        shards, sets, moves = self._shards, self._sets, dict[int, int]()
+        most = self._max_blocks - len(self._expected)
         old = new = NO_SET
         moved = 0
         for digest in digests:
@@ -168,7 +201,7 @@ class PrefixIndex:
                 new = moves[old]
             if new == old:
                 continue
-            if old == NO_SET and self._entries + moved >= most and not self._make_room(moved):
+            if old == NO_SET and self._entries + moved >= most and not self._freed(most - moved):
                 self.refused += 1
                 continue
             moved += 1
@@ -196,15 +229,13 @@ class PrefixIndex:
         else:
             target.blocks += moved
 
-    def _make_room(self, uncounted: int) -> bool:
-        """Free blocks that nobody holds until one more fits, beside `uncounted` new ones."""
+    def _freed(self, most: int) -> bool:
+        """Free blocks that nobody holds; whether fewer than `most` take up memory then."""
         for _ in range(_SHARDS):
-            if not self._orphans:
+            if not self._orphans or self._entries < most:
                 break
             self.tidy()
-            if self._entries + uncounted < self._max_blocks:
-                return True
-        return False
+        return self._entries < most
 
     def _reach(self, holders: HolderSet) -> int:
         if holders.reach_version != self._nodes_version:
@@ -231,23 +262,23 @@ class _Walk:
     """Who is still with it, on a walk along a chain: everybody at first, on the device."""
 
     def __init__(self) -> None:
+        self.on_device = -1  # all bits: nobody has dropped out yet
         self._device: dict[int, int] = {}
         self._ends: dict[int, int] = {}
-        self._on_device = -1  # all bits: nobody has dropped out yet
         self._on_host = 0
 
     def goes_on(self, position: int, on_device: int, reach: int) -> bool:
         """The block at `position` is on these devices and in reach of these replicas. False once
         nobody has it who had all before."""
-        fallen = self._on_device & ~on_device
+        fallen = self.on_device & ~on_device
         if position:
             self._note(self._device, fallen, position)
             self._note(self._ends, self._on_host & ~reach, position)
         else:
             fallen = reach & ~on_device
-        self._on_device &= on_device
+        self.on_device &= on_device
         self._on_host = (self._on_host | fallen) & reach
-        return bool(self._on_device | self._on_host)
+        return bool(self.on_device | self._on_host)
 
     def hits(self) -> Iterator[tuple[int, Hit]]:
         """(slot, hit) of everybody who had anything."""

@@ -133,12 +133,16 @@ class ReplicaStates:
 
     def forget(self, replica_id: str) -> None:
         """The replica has gone, and its device with it. Its host memory stays readable on its
-        node until it is given to a successor or its keeper frees it."""
+        node until it is given to a successor or its keeper frees it. May be told again: Serve
+        does so for each call that failed there."""
+        if replica_id in self._orphans:
+            return
         state = self._states.pop(replica_id, None)
         if state is None or state.received_at == -inf or not state.greeting.engine.host_blocks:
             self.index.drop(replica_id)
             return
-        self.index.clear(replica_id, Tier.DEVICE, Tier.EXPECTED)
+        self.index.clear(replica_id, Tier.DEVICE)
+        self.index.unexpect_all(replica_id)
         self._orphans[replica_id] = (state.greeting.node_id, state.received_at + ORPHAN_S)
 
     def expire(self, now: float) -> None:
@@ -163,6 +167,7 @@ class ReplicaStates:
             index.clear(replica_id, Tier.DEVICE, Tier.HOST)
         for digests in (events.stored, events.restored):
             index.store(replica_id, digests, Tier.DEVICE)
-        index.remove(replica_id, events.removed, Tier.DEVICE, Tier.EXPECTED)
+        index.remove(replica_id, events.removed, Tier.DEVICE)
+        index.unexpect(replica_id, events.removed)
         index.store(replica_id, events.offloaded, Tier.HOST)
         index.remove(replica_id, events.dropped, Tier.HOST)

@@ -20,8 +20,13 @@ from replicas.protocol import FeedAddress, GenerateRequest
 from router import metrics
 from router.event_feed import EventFeed
 from router.placement import POLICIES, Placement, Placer
+from router.replica_states import STALE_AFTER_S
 
 logger = logging.getLogger("ray.serve")
+
+AVOIDED_FOR_S = STALE_AFTER_S + 1.0
+"""A call for which only replicas are left that failed it before waits so long before it goes to
+one of them: by then one that has died does not look fresh any more."""
 
 
 class QuireRouter(RequestRouter):
@@ -38,6 +43,11 @@ class QuireRouter(RequestRouter):
         """`policy`: a key of POLICIES."""
         self._placer = Placer(POLICIES[kwargs["policy"]]())
         self._feeds: dict[ReplicaID, EventFeed] = {}
+        self._told_gaps = self._told_refused = 0
+        metrics.REPLICAS.labels("fresh").set_function(lambda: len(self._fresh()))
+        metrics.REPLICAS.labels("stale").set_function(
+            lambda: len(self.curr_replicas) - len(self._fresh())
+        )
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         present = {replica.replica_id for replica in replicas}
@@ -58,34 +68,61 @@ class QuireRouter(RequestRouter):
         # All replicas are considered at once: if none takes the request, wait before asking again.
         pending_request.routing_context.should_backoff = True
         request, dispatch = args[0], args[1]
-        by_id = {
-            replica.replica_id.unique_id: replica
-            for replica in candidate_replicas
-            if replica.replica_id.unique_id not in dispatch.avoid
-        }
+        by_id = self._acceptable(candidate_replicas, pending_request)
         if not by_id and dispatch.within_s is None:
-            return []  # Serve asks again, with the replica that takes a lost one's place
+            return []  # Serve asks again, perhaps with one that takes a lost one's place
         if not by_id:
             return _declined(pending_request, candidate_replicas)
         call_id = pending_request.metadata.internal_request_id
-        placement = self._place(call_id, request, list(by_id))
+        placement = self._place(call_id, request, list(by_id), dispatch.within_s)
         logger.debug("request %s: %s", request.request_id, placement)
-        if dispatch.within_s is not None and placement.cost_s > dispatch.within_s:
-            self._placer.completed(call_id)
+        if placement.declined:
             return _declined(pending_request, candidate_replicas)
         if request.explain:
             why = json.dumps(placement.as_dict())
             pending_request.args = [request, dataclasses.replace(dispatch, placement=why)]
         return [[by_id[replica]] for replica in placement.ranked]
 
-    def _place(self, call_id: str, request: GenerateRequest, replicas: list[str]) -> Placement:
+    def _acceptable(
+        self, candidates: list[RunningReplica], pending_request: PendingRequest
+    ) -> dict[str, RunningReplica]:
+        """By name: those that the call does not avoid. Where none is left, and none has come for
+        a while, those that are well after all: what failed may have been the way there."""
+        by_id = {replica.replica_id.unique_id: replica for replica in candidates}
+        dispatch = pending_request.args[1]
+        others = {name: each for name, each in by_id.items() if name not in dispatch.avoid}
+        waited_s = time.time() - pending_request.created_at
+        if others or dispatch.within_s is not None or waited_s < AVOIDED_FOR_S:
+            return others
+        fresh = self._fresh()
+        return {name: each for name, each in by_id.items() if name in fresh}
+
+    def _fresh(self) -> set[str]:
+        """Of the replicas that Serve names, those whose feeds can be believed."""
+        now, states = time.monotonic(), self._placer.states
+        found = (states.get(each.unique_id) for each in list(self.curr_replicas))
+        return {s.greeting.replica_id for s in found if s is not None and s.is_fresh(now)}
+
+    def _place(
+        self, call_id: str, request: GenerateRequest, replicas: list[str], within_s: float | None
+    ) -> Placement:
         begin = time.monotonic()
-        placement = self._placer.place(call_id, request, replicas, begin)
+        placement = self._placer.place(call_id, request, replicas, begin, within_s)
         metrics.DECISION_SECONDS.observe(time.monotonic() - begin)
-        metrics.PLACEMENTS.labels(placement.policy).inc()
-        metrics.STALE_PLACEMENTS.inc(placement.stale)
-        metrics.INDEX_BLOCKS.set(len(self._placer.states.index))
+        if not (placement.declined or placement.again):
+            metrics.PLACEMENTS.labels(placement.policy).inc()
+            metrics.STALE_PLACEMENTS.inc(placement.stale)
+        self._tell()
         return placement
+
+    def _tell(self) -> None:
+        """What the states have counted since the last time."""
+        states = self._placer.states
+        gaps, refused = states.gaps, states.index.refused
+        metrics.FEED_GAPS.inc(gaps - self._told_gaps)
+        metrics.INDEX_REFUSED.inc(refused - self._told_refused)
+        self._told_gaps, self._told_refused = gaps, refused
+        metrics.INDEX_BLOCKS.set(len(states.index))
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: object

@@ -202,9 +202,12 @@ def test_a_large_snapshot_alone_drops_nobody() -> None:
     run(scenario, max_unsent_bytes=2**12)
 
 
-def test_the_load_is_told_while_a_step_takes_long() -> None:
-    busy = ReplicaSnapshot(running=1)
-
+@pytest.mark.parametrize(
+    "busy",
+    [ReplicaSnapshot(running=1), ReplicaSnapshot(waiting=1), ReplicaSnapshot(copies=1)],
+    ids=["running", "waiting", "copies"],
+)
+def test_the_load_is_told_while_a_step_takes_long(busy: ReplicaSnapshot) -> None:
     async def scenario(server: FeedServer, address: FeedAddress) -> None:
         server.publish(NOTHING, busy)
         consumer = await Consumer.connect(address)
@@ -239,3 +242,28 @@ def test_the_end_of_a_server_ends_its_connections() -> None:
         assert await wire.read_frame(consumer.reader) is None
 
     run(scenario)
+
+
+def test_a_replica_that_is_not_well_has_no_consumers() -> None:
+    """It would look like one without work."""
+    well = [True]
+
+    async def main() -> None:
+        server = FeedServer("127.0.0.1", "replica", "node", is_well=lambda: well[0])
+        address = await server.start(ENGINE)
+        async with asyncio.timeout(TIMEOUT_S):
+            consumer = await Consumer.connect(address)
+            await consumer.opening()
+            well[0] = False
+            assert await wire.read_frame(consumer.reader) is None
+            again = await Consumer.connect(address)
+            assert await wire.read_frame(again.reader) is None
+            assert server.num_consumers == 0
+            server.publish(stored(1), load(1))
+            well[0] = True
+            recovered = await Consumer.connect(address)
+            _, snapshot = await recovered.opening()
+            assert snapshot == FeedSnapshot(1, (digest(1),), (), load(1))
+        server.stop()
+
+    asyncio.run(main())

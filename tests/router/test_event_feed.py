@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -258,6 +259,48 @@ def test_a_router_without_the_token_learns_nothing_and_tries_ever_more_rarely() 
         assert pauses[-1] == event_feed.MAX_BACKOFF_S / 2
         router.feed.stop()
         server.stop()
+
+    run(scenario)
+
+
+def test_a_feed_that_worked_is_tried_again_soon_however_often_it_had_failed_before() -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def scenario() -> None:
+        works = GREETING + SNAPSHOT + step(5)
+        server = Scripted(b"", b"", b"", works, b"", works)
+        router = Router(await server.start())
+        router.feed._sleep = sleep
+        router.feed.start()
+        await router.until(lambda r: r.snapshots == 2)
+        assert pauses == [0.05, 0.1, 0.2, 0.05, 0.1]
+        router.feed.stop()
+
+    run(scenario)
+
+
+def test_who_does_not_answer_a_connection_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_feed, "CONNECT_TIMEOUT_S", 0.05)
+    connect, asked = asyncio.open_connection, 0
+
+    async def unreachable_at_first(*where: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await asyncio.Event().wait()
+        return await connect(*where)
+
+    async def scenario() -> None:
+        server = Scripted(GREETING + SNAPSHOT)
+        router = Router(await server.start())
+        monkeypatch.setattr(asyncio, "open_connection", unreachable_at_first)
+        router.feed.start()
+        await router.until(lambda r: r.snapshots == 1)
+        assert (asked, router.losses) == (2, 0)
+        router.feed.stop()
 
     run(scenario)
 

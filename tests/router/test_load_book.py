@@ -21,6 +21,11 @@ class Booking:
     booked_at: float
     routed_at: float | None = None
     shown: bool = False
+    in_doubt: bool = False
+
+    @property
+    def counts(self) -> bool:
+        return self.routed_at is not None or not self.in_doubt
 
 
 class LoadBookMachine(RuleBasedStateMachine):
@@ -48,6 +53,20 @@ class LoadBookMachine(RuleBasedStateMachine):
         if booking is not None and booking.routed_at is None:
             booking.replica, booking.routed_at = replica, self.now
 
+    @rule(call=ids, replica=replicas)
+    def ended(self, call: str, replica: str) -> None:
+        """Serve tells the end of a try."""
+        sure = self.book.release(call, replica)
+        booking = self.model.get(call)
+        if booking is None or booking.replica != replica or not booking.counts:
+            assert sure == (booking is None)
+        elif booking.routed_at is None:
+            assert not sure
+            booking.in_doubt = True
+        else:
+            assert sure
+            del self.model[call]
+
     @rule(replica=replicas, ago=st.floats(0, 1))
     def settle(self, replica: str, ago: float) -> None:
         self.book.unseen(replica, self.now - ago)
@@ -67,19 +86,22 @@ class LoadBookMachine(RuleBasedStateMachine):
         self.model = {
             call: booking
             for call, booking in self.model.items()
-            if booking.routed_at is not None or self.now - booking.booked_at <= UNROUTED_LIFETIME_S
+            if (booking.routed_at is not None and not booking.in_doubt)
+            or self.now - booking.booked_at <= UNROUTED_LIFETIME_S
         }
 
     @rule(replica=replicas)
     def drop(self, replica: str) -> None:
         self.book.drop(replica)
-        self.model = {c: b for c, b in self.model.items() if b.replica != replica}
+        self.model = {c: b for c, b in self.model.items() if b.replica != replica or not b.counts}
 
     @invariant()
     def sums_agree(self) -> None:
-        assert len(self.book) == len(self.model)
+        counted = [b for b in self.model.values() if b.counts]
+        assert len(self.book) == len(counted)
+        assert [call in self.book for call in "abcdef"] == [c in self.model for c in "abcdef"]
         for replica in REPLICAS:
-            booked = [b for b in self.model.values() if b.replica == replica]
+            booked = [b for b in counted if b.replica == replica]
             assert self.book.all(replica) == total([b.work for b in booked])
             unseen = [b.work for b in booked if not b.shown]
             assert self.book.unseen(replica, before=-1.0) == total(unseen)
@@ -171,5 +193,44 @@ def test_the_end_at_a_replica_that_refused_does_not_release_what_is_booked_elsew
     book.book("one", "b", Work(10, 1, 5), 0.1)
     assert not book.release("one", "a")
     assert [book.requests(replica) for replica in "ab"] == [0, 1]
+    book.routed("one", "b", 0.2)
     assert book.release("one", "b")
-    assert len(book) == 0
+    assert (len(book), "one" in book) == (0, False)
+
+
+def test_a_call_that_is_refused_and_sent_there_again_counts_once_it_is_accepted() -> None:
+    """The end of the refused try is told after the second booking."""
+    book = LoadBook()
+    for at in (0.0, 0.1):
+        book.book("one", "a", Work(10, 1, 5), at)
+    assert not book.release("one", "a")
+    assert book.requests("a") == 0, "it may have been cancelled"
+    book.routed("one", "a", 0.2)
+    assert (book.requests("a"), book.unseen("a", before=0.0).prefill_tokens) == (1, 10)
+    assert book.release("one", "a")
+    assert (len(book), "one" in book) == (0, False)
+
+
+def test_a_call_that_ends_before_it_is_known_to_be_accepted_does_not_count_for_ever() -> None:
+    book = LoadBook()
+    book.book("one", "a", Work(10, 1, 5), 0.0)
+    book.release("one", "a")
+    book.routed("one", "a", 0.1)
+    book.expire(UNROUTED_LIFETIME_S)
+    assert book.requests("a") == 1
+    book.expire(UNROUTED_LIFETIME_S + 0.1)
+    assert (book.all("a"), "one" in book) == (Work(requests=0), False)
+
+
+def test_nothing_is_left_of_calls_at_a_replica_that_reports_nothing() -> None:
+    """Nobody asks what such a replica has not seen yet."""
+    book = LoadBook()
+    book.book("long", "a", Work(10, 1, 5), 0.0)
+    book.routed("long", "a", 0.0)
+    for number in range(1000):
+        call, now = str(number), number * 0.1
+        book.book(call, "a", Work(10, 1, 5), now)
+        book.routed(call, "a", now)
+        book.release(call, "a")
+        book.expire(now)
+    assert (book.requests("a"), len(book._pages["a"].arriving), len(book._unrouted)) == (1, 1, 0)

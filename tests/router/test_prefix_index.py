@@ -19,7 +19,8 @@ REPLICAS = ["a0", "a1", "b0", "b1"]
 BLOCKS = [bytes([i % 3, i]) for i in range(8)]
 """In three shards, of which one is often larger than the others."""
 
-Holding = tuple[str, Tier]
+Holding = tuple[str, Tier | None]
+"""Replica and tier; None: it is only expected on the device."""
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -47,11 +48,27 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.store(replica, digests, tier)
         for digest in digests:
             held = self.model[digest]
-            if tier is Tier.EXPECTED and (replica, Tier.DEVICE) in held:
-                continue
             held.add((replica, tier))
             if tier is Tier.DEVICE:
-                held.discard((replica, Tier.EXPECTED))
+                held.discard((replica, None))
+
+    @rule(replica=replicas, digests=blocks)
+    def expect(self, replica: str, digests: list[bytes]) -> None:
+        self.index.expect(replica, digests)
+        for digest in digests:
+            self.model[digest].add((replica, None))
+
+    @rule(replica=replicas, digests=blocks)
+    def unexpect(self, replica: str, digests: list[bytes]) -> None:
+        self.index.unexpect(replica, digests)
+        for digest in digests:
+            self.model[digest].discard((replica, None))
+
+    @rule(replica=replicas)
+    def unexpect_all(self, replica: str) -> None:
+        self.index.unexpect_all(replica)
+        for held in self.model.values():
+            held.discard((replica, None))
 
     @rule(replica=replicas, digests=blocks, tiers=st.sets(tiers))
     def remove(self, replica: str, digests: list[bytes], tiers: set[Tier]) -> None:
@@ -70,7 +87,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.drop(replica)
         self.nodes.pop(replica, None)
         for held in self.model.values():
-            held -= {(replica, tier) for tier in Tier}
+            held -= {(replica, tier) for tier in (*Tier, None)}
 
     @rule(times=st.integers(1, 300))
     def tidy(self, times: int) -> None:
@@ -83,7 +100,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.match(chain) == {r: hit for r, hit in expected.items() if any(hit)}
 
     def _hit(self, replica: str, chain: Sequence[bytes]) -> Hit:
-        on_device = {(replica, Tier.DEVICE), (replica, Tier.EXPECTED)}
+        on_device = {(replica, Tier.DEVICE), (replica, None)}
         position = 0
         while position < len(chain) and self.model[chain[position]] & on_device:
             position += 1
@@ -97,7 +114,13 @@ class IndexMachine(RuleBasedStateMachine):
 
     @invariant()
     def lists_what_is_held(self) -> None:
-        held = {digest: holders for digest, holders in self.model.items() if holders}
+        expected = [holders for holders in self.model.values() if None in {t for _, t in holders}]
+        assert self.index.expected == len(expected)
+        held = {
+            digest: real
+            for digest, holders in self.model.items()
+            if (real := {each for each in holders if each[1] is not None})
+        }
         assert len(self.index) == len(held)
         walked = {
             digest: {
@@ -138,8 +161,15 @@ class FullIndexMachine(RuleBasedStateMachine):
         self.stored += len(digests)
 
     @rule(replica=replicas, digests=blocks)
+    def expect(self, replica: str, digests: list[bytes]) -> None:
+        self.index.expect(replica, digests)
+        self.held |= {(replica, digest) for digest in digests}
+        self.stored += len(digests)
+
+    @rule(replica=replicas, digests=blocks)
     def remove(self, replica: str, digests: list[bytes]) -> None:
         self.index.remove(replica, digests, Tier.DEVICE)
+        self.index.unexpect(replica, digests)
         self.held -= {(replica, digest) for digest in digests}
 
     @rule(replica=replicas)
@@ -155,7 +185,7 @@ class FullIndexMachine(RuleBasedStateMachine):
 
     @invariant()
     def is_bounded(self) -> None:
-        assert self.index.entries <= self.limit
+        assert self.index.entries + self.index.expected <= self.limit
         assert self.index.refused <= self.stored
 
     @precondition(lambda self: self.index.refused == 0)

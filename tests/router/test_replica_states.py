@@ -180,6 +180,33 @@ def test_a_dead_replicas_host_memory_serves_its_node_until_the_keeper_frees_it()
     assert (host(it, "b"), len(it.index)) == (0, 0)
 
 
+def test_a_death_may_be_told_more_than_once() -> None:
+    """Serve tells it for each call that failed there, and once more when the replica is off its
+    list."""
+    it = states()
+    feed = Feed(it, "a", "n0", device=set(BLOCKS[:1]), host=set(BLOCKS)).connect(0.0)
+    Feed(it, "b", "n0").connect(0.0)
+    for _ in range(3):
+        it.forget("a")
+        assert (host(it, "b"), device(it, "a")) == (6, set())
+    it.expire(ORPHAN_S)
+    assert (host(it, "b"), len(it.index)) == (0, 0)
+    feed.connect(ORPHAN_S)
+    it.forget("a")
+    assert host(it, "b") == 6, "a life of its own"
+
+
+def test_what_nobody_holds_any_more_is_freed_as_steps_come_in() -> None:
+    it = states()
+    Feed(it, "a", engine=replace(ENGINE, host_blocks=0), device=set(BLOCKS)).connect(0.0)
+    other = Feed(it, "b").connect(0.0)
+    it.forget("a")
+    assert it.index.entries == len(BLOCKS)
+    for second in range(256):
+        other.step(float(second))
+    assert it.index.entries == 0
+
+
 def test_a_successor_says_itself_what_it_took_over() -> None:
     it = states()
     Feed(it, "a", "n0", host=set(BLOCKS)).connect(0.0)

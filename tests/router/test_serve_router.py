@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -27,7 +28,8 @@ from replicas.protocol import (
     ReplicaSnapshot,
     ReplyAddress,
 )
-from router.serve_router import QuireRouter
+from router import metrics
+from router.serve_router import AVOIDED_FOR_S, QuireRouter
 
 TIMEOUT_S = 20.0
 DEPLOYMENT = DeploymentID(name="replicas", app_name="test")
@@ -57,9 +59,12 @@ class Cluster:
         self.router.initialize_state(policy="prefix_aware")
         self.servers: dict[str, FeedServer] = {}
         self.replicas: dict[str, FakeReplica] = {}
+        self.unwell: set[str] = set()
 
     async def add(self, name: str) -> None:
-        server = self.servers[name] = FeedServer("127.0.0.1", name, "node")
+        server = self.servers[name] = FeedServer(
+            "127.0.0.1", name, "node", is_well=lambda: name not in self.unwell
+        )
         server.publish(BlockEvents(), ReplicaSnapshot())
         address = await server.start(ENGINE)
         where = {"host": address.host, "port": address.port, "token": address.token}
@@ -97,11 +102,16 @@ def call(
     avoid: tuple[str, ...] = (),
     explain: bool = False,
     within_s: float | None = None,
+    age_s: float = 0.0,
 ) -> PendingRequest:
     request = GenerateRequest(name, PROMPT, SamplingParams(max_tokens=4, seed=1), explain=explain)
     dispatch = Dispatch(ReplyAddress("127.0.0.1", 1, "token"), frozenset(avoid), within_s)
     metadata = RequestMetadata(request_id=name, internal_request_id=name)
-    return PendingRequest([request, dispatch], {}, metadata)
+    return PendingRequest([request, dispatch], {}, metadata, time.time() - age_s)
+
+
+def value(name: str, **labels: str) -> float:
+    return metrics.REGISTRY.get_sample_value(name, labels) or 0.0
 
 
 def run(scenario: Callable[[Cluster], Awaitable[None]]) -> None:
@@ -188,6 +198,80 @@ def test_replicas_that_failed_a_call_are_avoided_and_it_waits_if_there_is_no_oth
         waiting = call("two", avoid=("a", "b"))
         assert await cluster.choose(waiting) == []
         assert waiting.routing_context.should_backoff
+
+    run(scenario)
+
+
+def test_where_only_replicas_are_left_that_failed_a_call_it_tries_one_that_is_well_again() -> None:
+    """A lost connection is not the end of a replica; a failed engine is, and its feed tells."""
+
+    async def scenario(cluster: Cluster) -> None:
+        for name in ("a", "b", "c"):
+            await cluster.add(name)
+        cluster.replicas["no feed"] = FakeReplica("no feed", {})
+        cluster.update("a", "b", "no feed")
+        await cluster.until(lambda: cluster.knows("a") and cluster.knows("b"))
+        all_failed = ("a", "b", "no feed")
+
+        async def chosen(age_s: float) -> list[str]:
+            return sorted(await cluster.choose(call("one", avoid=all_failed, age_s=age_s)))
+
+        assert await chosen(AVOIDED_FOR_S - 1.0) == []
+        assert await chosen(AVOIDED_FOR_S) == ["a", "b"]
+        moving = call("two", avoid=all_failed, age_s=AVOIDED_FOR_S, within_s=1000.0)
+        await cluster.router.choose_replicas(list(cluster.router.curr_replicas.values()), moving)
+        assert moving.args[1].declined, "it has a replica"
+        cluster.unwell.add("b")
+        await cluster.until(lambda: not cluster.knows("b"))
+        assert await chosen(AVOIDED_FOR_S) == ["a"]
+        cluster.update("a", "b", "c")
+        await cluster.until(lambda: cluster.knows("c"))
+        assert await chosen(AVOIDED_FOR_S) == ["c"], "another one comes first"
+
+    run(scenario)
+
+
+def test_metrics_tell_of_partial_blindness() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        gaps, refused = (
+            value("quire:feed_gaps_total"),
+            value("quire:prefix_index_refused_blocks_total"),
+        )
+        for name in ("a", "b"):
+            await cluster.add(name)
+        cluster.replicas["no feed"] = FakeReplica("no feed", {})
+        cluster.update("a", "b", "no feed")
+        await cluster.until(lambda: cluster.knows("a") and cluster.knows("b"))
+        assert value("quire:router_replicas", feed="fresh") == 2
+        assert value("quire:router_replicas", feed="stale") == 1
+        cluster.unwell.add("b")
+        await cluster.until(lambda: not cluster.knows("b"))
+        assert value("quire:router_replicas", feed="fresh") == 1
+        assert value("quire:router_replicas", feed="stale") == 2
+        states = cluster.router._placer.states
+        states.gaps += 2
+        states.index.refused += 5
+        for name in ("one", "two"):
+            await cluster.choose(call(name))
+        assert value("quire:feed_gaps_total") == gaps + 2
+        assert value("quire:prefix_index_refused_blocks_total") == refused + 5
+
+    run(scenario)
+
+
+def test_metrics_count_a_request_once_and_only_if_it_is_placed() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.add("a")
+        cluster.update("a")
+        before = value("quire:placements_total", policy="prefix_aware")
+        stale = value("quire:stale_placements_total")
+        for _ in range(3):
+            await cluster.choose(call("waits"))
+        await cluster.router.choose_replicas(
+            list(cluster.router.curr_replicas.values()), call("moves", within_s=1e-9)
+        )
+        assert value("quire:placements_total", policy="prefix_aware") == before + 1
+        assert value("quire:stale_placements_total") == stale + 1
 
     run(scenario)
 
