@@ -22,23 +22,28 @@ class CostRule:
     over that rate, and what it reads from host memory. phi M / (1 + h): later requests wait for
     that work as well and find less room in the cache, the less so the hotter the prefix is (h:
     hits a minute above a threshold), as a copy of it soon pays. D: the new choices slow those
-    that run, and the other way round. R: probability times cost of preemptions.
+    that run, and the other way round, and those that run wait for the new prefill. R: probability
+    times cost of preemptions.
     """
 
     phi: float = 4.0
     w: float = 0.25
     """How much a second of slower decoding counts against one of waiting for the first token."""
+    stalls: float = 1.0
+    """Seconds that a decoding choice waits for a second of prefill beside it: 1 where one step
+    computes both, as in our engine; 0 where prefill has a machine of its own."""
 
     def terms(self, demand: Demand, candidate: Candidate) -> Terms:
         rate, running = candidate.prefill_tokens_per_s, candidate.running
         wait_s = candidate.queued_tokens / rate
-        work_s = candidate.uncached_tokens / rate
+        work_s = prefill_s = candidate.uncached_tokens / rate
         if candidate.host_tokens:
             work_s += candidate.host_tokens / candidate.read_tokens_per_s
         later_s = self.phi * work_s
         if demand.hits_per_minute > COLD_HITS_PER_MINUTE:
             later_s /= 1.0 + demand.hits_per_minute - COLD_HITS_PER_MINUTE
-        decode_s = self.w * demand.output_tokens * candidate.decode_choice_s * 2 * running
+        slowed_s = 2 * demand.output_tokens * candidate.decode_choice_s + self.stalls * prefill_s
+        decode_s = self.w * slowed_s * running
         preempted_s = preempt_s(demand, candidate)
         return Terms(
             candidate.replica,

@@ -81,7 +81,7 @@ def test_power_of_two_never_takes_the_worst_and_is_reproducible() -> None:
 
 
 def test_the_terms_are_those_of_the_rule() -> None:
-    terms = CostRule(phi=4, w=0.25).terms(
+    terms = CostRule(phi=4, w=0.25, stalls=0.5).terms(
         DEMAND._replace(hits_per_minute=5.0),
         candidate(
             queued_tokens=500, uncached_tokens=600, host_tokens=300, device_tokens=100, running=36
@@ -90,7 +90,8 @@ def test_the_terms_are_those_of_the_rule() -> None:
     assert terms.wait_s == pytest.approx(0.5)
     assert terms.work_s == pytest.approx(0.6 + 0.03)
     assert terms.later_s == pytest.approx(4 * 0.63 / 2)
-    assert terms.decode_s == pytest.approx(0.25 * 100 * (0.02 / 100) * 2 * 36)
+    slower_s, stalled_s = 100 * (0.02 / 100) * 2 * 36, 0.5 * 0.6 * 36
+    assert terms.decode_s == pytest.approx(0.25 * (slower_s + stalled_s))
     assert terms.preempt_s == 0
     assert terms.cost_s == pytest.approx(sum(terms[1:6]))
 
@@ -120,6 +121,17 @@ def test_a_hot_prefix_is_cheap_to_copy() -> None:
     other = candidate("other")
     assert best(PrefixAware(), holder, other, demand=cold) == "holder"
     assert best(PrefixAware(), holder, other, demand=hot) == "other"
+
+
+def test_a_prefill_keeps_away_from_many_decodes_unless_they_do_not_wait_for_it() -> None:
+    """Even a hot prefix, whose copy costs those to come nothing: those that run pay for it."""
+    hot = DEMAND._replace(hits_per_minute=1000.0, output_tokens=0)
+    busy = candidate("busy", running=40)
+    holder = candidate(
+        "holder", uncached_tokens=10, device_tokens=990, running=40, queued_tokens=5000
+    )
+    assert best(PrefixAware(), holder, busy, demand=hot) == "holder"
+    assert best(PrefixAware(CostRule(stalls=0.0)), holder, busy, demand=hot) == "busy"
 
 
 def test_being_empty_is_no_merit() -> None:

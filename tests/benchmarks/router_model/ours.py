@@ -15,7 +15,9 @@ from replicas.protocol import (
     GenerateRequest,
     ReplicaSnapshot,
 )
-from router.placement import POLICIES, Placer
+from router.placement import Placer
+from router.policies.cost import CostRule
+from router.policies.prefix_aware import PrefixAware
 from router.prompt_chains import block_kind
 from tests.benchmarks.router_model.model import (
     PREFILL_TOKENS_PER_S,
@@ -28,6 +30,8 @@ from tests.benchmarks.router_model.workload import BLOCK_TOKENS, Request
 
 FEED_PERIOD_S = 0.05
 """A replica says something after every step: these take 25 ms and more."""
+RULE = CostRule(stalls=0.0)
+"""In this model prefill delays no decode."""
 _BLOCK_BYTES = BLOCK_TOKENS * 128 * 1024
 _TIERS = ("stored", "removed", "offloaded", "dropped")
 
@@ -48,7 +52,7 @@ class Ours:
     setup: Setup
     mean_output_tokens: float
     """What replicas expect of a choice."""
-    placer: Placer = field(default_factory=lambda: Placer(POLICIES["prefix_aware"]()))
+    placer: Placer = field(default_factory=lambda: Placer(PrefixAware(RULE)))
     _feeds: dict[str, _Feed] = field(default_factory=dict)
     _ticks: int = 0
     _calls: int = 0
