@@ -49,7 +49,10 @@ class EngineConfig(BaseModel):
     preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
     """How a preempted choice gets its KV back: computed again, or kept in the host tier and
     copied back. auto takes, each time, what costs less by measured rates; without a host tier
-    (`swap_space` 0) that is recompute."""
+    (`swap_space` 0) that is recompute. recompute writes nothing for a preempted choice; a host
+    tier beside it keeps evicted prefixes all the same, and gives them to a choice that comes back
+    as to a new one. In every mode prefixes are written, and read again, only where the copies
+    cost less than computing by measured rates; what swap kept of a choice is read at any price."""
     swap_space: Annotated[float, Field(ge=0.0, le=16384.0)] = 0.0
     """GiB of host memory for each replica's host tier, which keeps the KV of preempted choices
     and of evicted prefixes; 0 for none."""
@@ -72,8 +75,9 @@ class EngineConfig(BaseModel):
     """Share of the KV pool by which the peak that look_ahead expects may exceed it: a few
     preemptions cost less than a pool that is full at the peak only."""
     spill_prefix_tokens: Annotated[int, Field(ge=1)] | None = 512
-    """Tokens of a cached prefix from which on it is written to the host tier before it is
-    evicted even if it was never hit. null writes only prefixes that were hit."""
+    """Tokens of an ended choice's cached prefix from which on it is written to the host tier
+    before it is evicted even if it was never hit, where that pays. null writes only prefixes that
+    were hit."""
     restore_patience_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 5.0
     """Seconds that a restore from the host tier may take; a longer one is given up, and the KV
     computed again."""

@@ -32,7 +32,7 @@ class PreemptionMetrics:
         self._host_blocks = info.host_blocks
         self._stall = families.histogram(
             "quire:preemption_stall_seconds",
-            "From a preemption until its choice could compute anew",
+            "From a preemption until its choice could compute anew, or gave up waiting",
             _STALL_S,
         )
         self._cost_ratio = families.histograms(
@@ -44,10 +44,11 @@ class PreemptionMetrics:
         )
 
     def observe(self, resumed: Iterable[ResumeCost]) -> None:
-        """Take in the choices that caught up in a step."""
+        """Take in preemptions that are over. Of one that did not run its course the cost is not
+        what was predicted."""
         for cost in resumed:
             self._stall.observe(cost.stall_s)
-            if cost.actual_s > 0:
+            if cost.caught_up and cost.actual_s > 0:
                 mode = _SWAP if cost.swapped else _RECOMPUTE
                 self._cost_ratio[mode].observe(cost.predicted_s / cost.actual_s)
 

@@ -276,7 +276,7 @@ class Dispatch:
     reply_to: ReplyAddress
     avoid: frozenset[str] = frozenset()
     """Replicas that are not to get it: they failed the request and may not be known to be dead
-    yet, or have it already."""
+    yet, or have it already. They do get it if for a while nobody else is left."""
     within_s: float | None = None
     """The request runs elsewhere: it may move if a replica would be as quick as that."""
     declined: bool = False

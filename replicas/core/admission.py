@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from replicas.core.kv_manager import KVManager
-from replicas.core.request import Choice
+from replicas.core.request import Choice, ChoiceState
 
 _OBSERVATIONS = 256
 _ENOUGH = 8
@@ -76,8 +76,9 @@ class Admission:
         self._cautious = True
 
     def note_end(self, choice: Choice, *, by_itself: bool) -> None:
-        """A choice ended and gave its blocks back."""
-        self._cautious = False
+        """A choice is about to end: one that runs gives its blocks back."""
+        if choice.state is ChoiceState.RUNNING:
+            self._cautious = False
         if by_itself:
             self._lengths.observe(len(choice.output_token_ids))
 
@@ -95,20 +96,20 @@ class Admission:
         alive = [(self.remaining(each), self._own_tokens(each)) for each in running]
         alive.append((self.remaining(choice), choice.num_known_tokens))
         for each in (*running, choice):
-            alive += [(self.remaining(each), 0)] * self._unborn(each)
+            alive += [(self.remaining(each), 0)] * self.unborn(each)
         peak = shared_tokens + _peak(alive, slack=size / 2)
         return peak <= self._limit_tokens
 
     def expected_tokens(self, running: Sequence[Choice]) -> float:
         """Output tokens that these choices, and those that will fork off them, have to come."""
-        return sum(self.remaining(each) * (1 + self._unborn(each)) for each in running)
+        return sum(self.remaining(each) * (1 + self.unborn(each)) for each in running)
 
     def remaining(self, choice: Choice) -> float:
         """Output tokens that a choice is expected to have to come."""
         produced = len(choice.output_token_ids)
         return self._lengths.expected_remaining(produced, choice.sampling.max_tokens)
 
-    def _unborn(self, choice: Choice) -> int:
+    def unborn(self, choice: Choice) -> int:
         """Choices that will fork off this one's prompt."""
         return 0 if choice.request.forked else len(choice.request.live_choices()) - 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 
 from replicas.core.block_events import BlockEventLog
@@ -107,10 +107,12 @@ class BlockPool:
         """Take the mark off again."""
         self._prized.discard(block)
 
-    def prized_next(self, count: int) -> list[tuple[int, bytes]]:
+    def prized_next(self, count: int, spared: Collection[int] = ()) -> list[tuple[int, bytes]]:
         """(block, digest) of the prized among the cached blocks that allocating `count`
-        blocks now would evict, the first to go first."""
-        doomed = islice(self._cached, max(0, count - len(self._uncached)))
+        blocks now would evict, were the `spared` ones in use; the first to go first."""
+        spared = frozenset(spared)
+        cached = (block for block in self._cached if block not in spared)
+        doomed = islice(cached, max(0, count - len(self._uncached)))
         pairs = ((block, self._hash_of[block]) for block in doomed if block in self._prized)
         return [(block, digest) for block, digest in pairs if digest is not None]
 

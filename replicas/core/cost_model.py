@@ -1,4 +1,7 @@
-"""What getting KV back costs, in seconds: computing it again, or copying it out and in."""
+"""What getting KV back costs, in seconds: computing it again, or copying it out and in.
+
+The one place that knows prices: who preempts, spills or restores asks here.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +11,65 @@ from replicas.core.step_time import StepTime
 
 _MIN_PREFILL_SHARE = 0.05
 """Of a step that prefills: the estimate of its decoding part may be too high."""
+_FADE_S = 600.0
+"""Of steps, after which the seed weighs half in what is believed of copies. Who thinks them slow
+or failing makes none, and would never learn that they have become better."""
 
 
 @dataclass(slots=True)
-class Rate:
-    """Amount a second over the recent past: decayed sums of amounts and of seconds.
+class Ratio:
+    """Part of a whole over the recent past: decayed sums of both.
 
-    An observation's weight halves with every `half_life` of amount that came after it, so that
-    a few large observations outweigh many small and noisy ones.
+    An observation's weight halves with every `half_life` of the whole that came after it, so
+    that a few large observations outweigh many small and noisy ones.
     """
 
     half_life: float
-    amount: float
-    """Initially what the seed is worth: it fades like any observation."""
-    seconds: float
+    seed: float
+    """The part of one of the whole before anything was seen. It is worth a `half_life`, and
+    fades like any observation."""
+    whole: float = field(init=False)
+    part: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.whole, self.part = self.half_life, self.half_life * self.seed
+
+    def observe(self, whole: float, part: float) -> None:
+        """`part` of `whole`, both at least 0."""
+        decay = 0.5 ** (whole / self.half_life)
+        self.whole = self.whole * decay + whole
+        self.part = self.part * decay + part
+
+    def fade(self, share: float) -> None:
+        """Let the seed take the place of this share of what was seen."""
+        self.part += share * (self.whole * self.seed - self.part)
+
+    @property
+    def value(self) -> float:
+        """The part of one of the whole."""
+        return self.part / self.whole
+
+
+class Rate(Ratio):
+    """Seconds of an amount."""
 
     @classmethod
     def seeded(cls, per_second: float, half_life: float) -> Rate:
         """A rate that begins at `per_second`."""
-        return cls(half_life, amount=half_life, seconds=half_life / per_second)
+        return cls(half_life, 1.0 / per_second)
 
-    def observe(self, amount: float, seconds: float) -> None:
-        """`amount` took `seconds`; what took no time says nothing."""
-        if amount <= 0 or seconds <= 0:
-            return
-        decay = 0.5 ** (amount / self.half_life)
-        self.amount = self.amount * decay + amount
-        self.seconds = self.seconds * decay + seconds
+    def observe(self, whole: float, part: float) -> None:
+        """An amount took so many seconds; what took no time says nothing."""
+        if whole > 0 and part > 0:
+            super().observe(whole, part)
 
     def seconds_for(self, amount: float) -> float:
         """What `amount` will take."""
-        return amount * self.seconds / self.amount
+        return amount * self.value
 
     @property
     def per_second(self) -> float:
-        return self.amount / self.seconds
+        return 1.0 / self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +86,11 @@ class Rates:
 
 @dataclass(slots=True)
 class CostModel:
-    """Predicts from this replica's own steps and copies."""
+    """Predicts from this replica's own steps and copies.
+
+    A block that a copy loses is computed, and so is one that arrives behind it: its tokens are
+    priced at twice the share that was lost lately.
+    """
 
     block_bytes: int
     rates: Rates = field(default_factory=Rates)
@@ -68,12 +99,19 @@ class CostModel:
     prefill: Rate = field(init=False)
     write: Rate = field(init=False)
     read: Rate = field(init=False)
+    lost_writes: Ratio = field(init=False)
+    """Of blocks written to the host: those whose copies failed."""
+    lost_reads: Ratio = field(init=False)
+    found: Ratio = field(init=False)
+    """Of a preempted choice's own cached blocks: those that it found on its return."""
 
     def __post_init__(self) -> None:
-        blocks = 16.0 * self.block_bytes
+        blocks = 16.0
         self.prefill = Rate.seeded(self.rates.prefill_tokens, half_life=2048.0)
-        self.write = Rate.seeded(self.rates.written_bytes, half_life=blocks)
-        self.read = Rate.seeded(self.rates.read_bytes, half_life=blocks)
+        self.write = Rate.seeded(self.rates.written_bytes, half_life=blocks * self.block_bytes)
+        self.read = Rate.seeded(self.rates.read_bytes, half_life=blocks * self.block_bytes)
+        self.lost_writes, self.lost_reads = Ratio(blocks, 0.0), Ratio(blocks, 0.0)
+        self.found = Ratio(64.0, 0.0)
 
     def observe_step(self, prefill_tokens: int, decoding: int, seconds: float) -> float:
         """A step computed `prefill_tokens` for some choices and one token for `decoding` others.
@@ -82,6 +120,9 @@ class CostModel:
         What prefilling costs is the margin over a step that only decodes: the batch pays for
         reading the weights in any case.
         """
+        share = 1.0 - 0.5 ** (seconds / _FADE_S)
+        for each in (self.write, self.read, self.lost_writes, self.lost_reads):
+            each.fade(share)
         if prefill_tokens == 0:
             if decoding:  # else it only waited for copies
                 self.decode.observe(decoding, seconds)
@@ -91,19 +132,46 @@ class CostModel:
         self.prefill.observe(prefill_tokens, margin)
         return margin / prefill_tokens
 
-    def observe_write(self, blocks: int, seconds: float) -> None:
-        """Copies of `blocks` to the host took `seconds` together."""
+    def observe_write(self, blocks: int, seconds: float, lost: int = 0) -> None:
+        """Copies of `blocks` to the host took `seconds` together; `lost` others failed."""
         self.write.observe(blocks * self.block_bytes, seconds)
+        self.lost_writes.observe(blocks + lost, lost)
 
-    def observe_read(self, blocks: int, seconds: float) -> None:
-        """Copies of `blocks` from the host took `seconds` together."""
+    def observe_read(self, blocks: int, seconds: float, lost: int = 0) -> None:
+        """Copies of `blocks` from the host took `seconds` together; `lost` others failed."""
         self.read.observe(blocks * self.block_bytes, seconds)
+        self.lost_reads.observe(blocks + lost, lost)
 
-    def compute_s(self, tokens: int) -> float:
+    def compute_s(self, tokens: float) -> float:
         """Seconds that prefilling `tokens` adds to a batch."""
         return self.prefill.seconds_for(tokens)
 
-    def swap_s(self, *, new_blocks: int, blocks: int, queued_blocks: int) -> float:
-        """Seconds to write `new_blocks` behind `queued_blocks`, and to read `blocks` later."""
-        write_s = self.write.seconds_for((new_blocks + queued_blocks) * self.block_bytes)
-        return write_s + self.read.seconds_for(blocks * self.block_bytes)
+    def swap_s(
+        self,
+        *,
+        new_blocks: int,
+        blocks: float,
+        block_tokens: int,
+        queued_saves: int = 0,
+        queued_restores: int = 0,
+    ) -> float:
+        """Seconds to write `new_blocks`, to read `blocks` later, and to compute what is lost on
+        the way; first the queued copies end."""
+        write_s = self.write.seconds_for((new_blocks + queued_saves) * self.block_bytes)
+        queue_s = self.read.seconds_for(queued_restores * self.block_bytes)
+        lost = new_blocks * self.lost_writes.value + blocks * self.lost_reads.value
+        lost_s = self.compute_s(min(blocks, 2.0 * lost) * block_tokens)
+        return write_s + queue_s + self.read.seconds_for(blocks * self.block_bytes) + lost_s
+
+    def pays_to_restore(self, block_tokens: int) -> bool:
+        """Whether to read a block from the host costs less than to compute its tokens. Queues do
+        not count: who computes instead waits for others' prefills."""
+        return self._copies_pay(0, block_tokens)
+
+    def pays_to_spill(self, block_tokens: int) -> bool:
+        """Whether to write a block now and to read it later costs less than to compute it."""
+        return self._copies_pay(1, block_tokens)
+
+    def _copies_pay(self, new_blocks: int, block_tokens: int) -> bool:
+        swap_s = self.swap_s(new_blocks=new_blocks, blocks=1, block_tokens=block_tokens)
+        return swap_s < self.compute_s(block_tokens)

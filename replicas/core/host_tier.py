@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from replicas.core.block_events import BlockEventLog
 from replicas.core.request import ChoiceKey
@@ -13,6 +13,8 @@ from replicas.core.request import ChoiceKey
 @dataclass(slots=True)
 class _Entry:
     slot: int
+    used: int
+    """When it was last wanted: a count that only grows."""
     ready: bool = False
     """Its content is complete and can be read."""
     readers: int = 0
@@ -36,6 +38,9 @@ class HostTier:
     recently used one and its slot is wanted. Pinned, read or half-written entries are never
     evicted, so the slots are a hard bound on the bytes: where none is to be had, `reserve`
     says so and the block is recomputed some day.
+
+    A block is used when it is wanted, not when a copy of it ends: copies end in any order, and of
+    a chain the tail is to go first, as nobody finds what lies behind a gap.
     """
 
     def __init__(self, num_slots: int, events: BlockEventLog | None = None) -> None:
@@ -43,9 +48,14 @@ class HostTier:
         where the blocks are private to their choices."""
         self.num_slots = num_slots
         self._events = events
-        self._free = list(range(num_slots - 1, -1, -1))
+        self._free = dict.fromkeys(range(num_slots - 1, -1, -1))
+        """Ordered, the last to be taken first; of a list, adopting would search each time."""
         self._entries: dict[bytes, _Entry] = {}
-        self._evictable: OrderedDict[bytes, None] = OrderedDict()
+        self._uses = 0
+        self._evictable: set[bytes] = set()
+        self._queue: list[tuple[int, bytes]] = []
+        """A heap of (used, digest): of all that can be evicted, and of some that cannot any
+        more or were used since."""
         self._pinned: set[bytes] = set()
 
     @property
@@ -78,11 +88,14 @@ class HostTier:
         return entry.slot if entry is not None and entry.ready else None
 
     def adopt(self, slot: int, digest: bytes) -> None:
-        """Take over a block that a slab held before this replica came."""
-        self._free.remove(slot)
-        entry = self._entries[digest] = _Entry(slot, prefix=True)
+        """Take over a block that a slab held before this replica came. Of one that it holds twice,
+        as slots keep their bytes until they are written anew, any will do."""
+        if digest in self._entries:
+            return
+        del self._free[slot]
+        entry = self._entries[digest] = _Entry(slot, self._next_use(), prefix=True)
         self._set_ready(digest, entry, True)
-        self._evictable[digest] = None
+        self._settle(digest)
 
     def reserve(self, digest: bytes) -> int | None:
         """A slot to write the block to, which nobody can read before `commit`.
@@ -93,9 +106,19 @@ class HostTier:
             raise ValueError("the block is in the tier already")
         if not self._free and not self._evict():
             return None
-        slot = self._free.pop()
-        self._entries[digest] = _Entry(slot)
+        slot, _ = self._free.popitem()
+        self._entries[digest] = _Entry(slot, self._next_use())
         return slot
+
+    def touch(self, chain: Sequence[bytes]) -> None:
+        """These blocks of a chain, in its order, are wanted: its tail is to be evicted before its
+        head, and all that was wanted earlier before both. Unknown ones are fine."""
+        for digest in reversed(chain):
+            entry = self._entries.get(digest)
+            if entry is not None:
+                entry.used = self._next_use()
+                if digest in self._evictable:
+                    self._enqueue(digest, entry)
 
     def commit(self, digest: bytes) -> None:
         """The block has been written: it can be read from now on."""
@@ -114,7 +137,7 @@ class HostTier:
     def start_read(self, digest: bytes) -> None:
         """A copy begins to read the block; it stays where it is until `end_read`."""
         self._entries[digest].readers += 1
-        self._evictable.pop(digest, None)
+        self._evictable.discard(digest)
 
     def end_read(self, digest: bytes) -> None:
         """A copy has read the block."""
@@ -131,7 +154,7 @@ class HostTier:
         entry.owners.add(owner)
         entry.pins.add(owner)
         self._pinned.add(digest)
-        self._evictable.pop(digest, None)
+        self._evictable.discard(digest)
 
     def unpin(self, digest: bytes, owner: ChoiceKey) -> None:
         """`owner` has device blocks again; the entry stays for its next preemption, unless the
@@ -153,21 +176,28 @@ class HostTier:
         """The block is a prefix worth having even when no choice owns it."""
         self._entries[digest].prefix = True
 
-    def check_integrity(self, owners: Iterable[ChoiceKey] = ()) -> None:
+    def check_integrity(
+        self, owners: Iterable[ChoiceKey] = (), waiting: Iterable[ChoiceKey] = ()
+    ) -> None:
         """Raise AssertionError where slots, entries and queues disagree, or where an entry
-        belongs to a choice that is not among the living `owners`."""
+        belongs to a choice that is not among the living `owners`, or is pinned by one that is
+        not among the `waiting`."""
         slots = [entry.slot for entry in self._entries.values()]
         if sorted([*slots, *self._free]) != list(range(self.num_slots)):
             raise AssertionError("used and free slots do not partition the slab")
         evictable = {digest for digest, entry in self._entries.items() if entry.evictable}
-        if evictable != set(self._evictable):
-            raise AssertionError("the evictable entries are not those in the queue")
+        if evictable != self._evictable:
+            raise AssertionError("the evictable entries are not those counted")
+        if not {(self._entries[digest].used, digest) for digest in evictable} <= {*self._queue}:
+            raise AssertionError("an evictable entry is not in the queue")
         if self._pinned != {digest for digest, entry in self._entries.items() if entry.pins}:
             raise AssertionError("the pinned entries are not those counted")
-        living = set(owners)
+        living, may_pin = set(owners), set(waiting)
         for entry in self._entries.values():
             if not entry.pins <= entry.owners:
                 raise AssertionError("an entry is pinned by a choice that does not own it")
+            if not entry.pins <= may_pin:
+                raise AssertionError(f"pinned by who does not wait: {entry.pins - may_pin}")
             if not entry.owners <= living:
                 raise AssertionError(f"ended choices own an entry: {entry.owners - living}")
             if entry.evictable and not entry.owners and not entry.prefix:
@@ -179,28 +209,41 @@ class HostTier:
             self._pinned.discard(digest)
 
     def _settle(self, digest: bytes) -> None:
-        """Drop the entry or make it the most recently used one, where nothing holds it."""
+        """Drop the entry or let it be evicted some day, where nothing holds it."""
         entry = self._entries[digest]
         if not entry.evictable:
             return
         if not entry.owners and not entry.prefix:
             self._drop(digest)
-            return
-        self._evictable[digest] = None
-        self._evictable.move_to_end(digest)
+        elif digest not in self._evictable:
+            self._evictable.add(digest)
+            self._enqueue(digest, entry)
+
+    def _next_use(self) -> int:
+        self._uses += 1
+        return self._uses
+
+    def _enqueue(self, digest: bytes, entry: _Entry) -> None:
+        heappush(self._queue, (entry.used, digest))
+        if len(self._queue) > 2 * self.num_slots:  # most of it is out of date
+            self._queue = [(self._entries[each].used, each) for each in self._evictable]
+            heapify(self._queue)
 
     def _evict(self) -> bool:
-        if not self._evictable:
-            return False
-        self._drop(next(iter(self._evictable)))
-        return True
+        """Drop the least recently used one of those that can be; False where there is none."""
+        while self._queue:
+            used, digest = heappop(self._queue)
+            if digest in self._evictable and self._entries[digest].used == used:
+                self._drop(digest)
+                return True
+        return False
 
     def _drop(self, digest: bytes) -> None:
-        self._evictable.pop(digest, None)
+        self._evictable.discard(digest)
         self._pinned.discard(digest)
         entry = self._entries.pop(digest)
         self._set_ready(digest, entry, False)
-        self._free.append(entry.slot)
+        self._free[entry.slot] = None
 
     def _set_ready(self, digest: bytes, entry: _Entry, ready: bool) -> None:
         if entry.ready is ready:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from replicas.core.block_transfer import EndedCopy, Restore, Save
-from replicas.core.cost_model import CostModel
 from replicas.core.kv_manager import KVManager
+from replicas.core.preemption.ledger import ResumeLedger
 from replicas.core.request import Choice
 from replicas.core.scheduler_stats import SchedulerStats
 
@@ -15,10 +15,13 @@ class HostTraffic:
     """Takes in ended copies: arrivals go to those who wait for them, costs to whoever caused
     them, times to the cost model."""
 
-    def __init__(self, kv: KVManager, costs: CostModel, stats: SchedulerStats) -> None:
+    def __init__(self, kv: KVManager, resumes: ResumeLedger, stats: SchedulerStats) -> None:
         self._kv = kv
-        self._costs = costs
+        self._costs = kv.costs
+        self._resumes = resumes
         self._stats = stats
+        self._late: set[int] = set()
+        """Blocks of restores under way that nobody waits for any more, counted as failed."""
 
     def end(
         self,
@@ -41,19 +44,15 @@ class HostTraffic:
         late = [choice for choice in running if choice.arriving and now > choice.arrival_deadline]
         for choice in late:
             self._stats.failed_copies += len(choice.arriving)
+            self._late |= choice.arriving.keys()
+            self._costs.observe_read(0, 0.0, lost=len(choice.arriving))
             choice.shuns_host = True
         return late
 
     def note_ready(self, choice: Choice, now: float) -> None:
         """The choice can compute: what it waited for since a preemption is over."""
         choice.shuns_host = False
-        if choice.preempted_at is None:
-            return
-        stall_s = now - choice.preempted_at
-        choice.preempted_at = None
-        choice.stall_s += stall_s
-        if choice.resume is not None:
-            choice.resume.stall_s = stall_s
+        self._resumes.end_stall(choice, now)
 
     def _take_arrival(self, choice: Choice, ended: EndedCopy, now: float) -> None:
         if choice.resume is not None:
@@ -81,10 +80,13 @@ class HostTraffic:
 
     def _observe(self, ended: Sequence[EndedCopy]) -> None:
         good = [each for each in ended if each.ok]
+        bad = [each for each in ended if not each.ok and each.copy.block not in self._late]
+        self._late -= {each.copy.block for each in ended}
         saves = [each.seconds for each in good if isinstance(each.copy, Save)]
         restores = [each.seconds for each in good if isinstance(each.copy, Restore)]
-        self._costs.observe_write(len(saves), sum(saves))
-        self._costs.observe_read(len(restores), sum(restores))
+        lost_saves = sum(1 for each in bad if isinstance(each.copy, Save))
+        self._costs.observe_write(len(saves), sum(saves), lost_saves)
+        self._costs.observe_read(len(restores), sum(restores), len(bad) - lost_saves)
         self._stats.written_bytes += len(saves) * self._costs.block_bytes
         self._stats.read_bytes += len(restores) * self._costs.block_bytes
-        self._stats.failed_copies += len(ended) - len(good)
+        self._stats.failed_copies += len(bad)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from replicas.core.block_hash import BlockHasher
 from replicas.core.block_pool import BlockPool
 from replicas.core.block_transfer import EndedCopy, Location
+from replicas.core.cost_model import CostModel
 from replicas.core.offloader import Offloader
 from replicas.core.request import Choice
 
@@ -28,16 +29,19 @@ class KVManager:
         pool: BlockPool,
         hasher: BlockHasher,
         *,
+        costs: CostModel,
         caching: bool = True,
         offloader: Offloader | None = None,
         spill_tokens: int | None = None,
     ) -> None:
-        """`offloader` is None without a host tier. Released chains of `spill_tokens` or more
-        are worth spilling to it even if nobody ever hit them."""
+        """`offloader` is None without a host tier. Chains of `spill_tokens` or more of choices
+        that ended are worth spilling to it even if nobody ever hit them, where `costs` says that
+        copies cost less than computing."""
         self.pool = pool
         self.block_size = hasher.block_size
         self.caching = caching
         self.offloader = offloader
+        self.costs = costs
         self._hasher = hasher
         self._spill_tokens = spill_tokens
 
@@ -54,8 +58,9 @@ class KVManager:
         """Give an empty choice its prefix hits and blocks for its WHOLE known history.
 
         Room for the first chunk alone is not enough: two half-prefilled choices could then
-        wait for each other for ever. `reserve` blocks must stay free. False, and nothing
-        changed, where there is no room.
+        wait for each other for ever. `reserve` blocks must stay free. False, and the choice
+        has got nothing, where there is no room, or where something is to be waited for: a
+        block that arrives for another (`awaits_arrival`), or the saves of what it would evict.
         """
         limit = self._max_hits(choice)
         self._extend_hashes(choice, limit)
@@ -65,7 +70,8 @@ class KVManager:
         if self.pool.num_free - idle_hits - missing < reserve:
             return False
         sources = self._find_on_host(choice, len(hits), limit)
-        if sources is None:
+        choice.awaits_arrival = sources is None
+        if sources is None or self._make_room(choice.block_hashes[:limit], missing, hits):
             return False
         for block in hits:
             self.pool.acquire(block)
@@ -81,14 +87,14 @@ class KVManager:
         """How many known tokens an empty choice would have to compute if it were admitted now.
 
         Found by bisection, which is cheap enough for every step: what is left of a chain is a
-        prefix of it, but for blocks that vanish one by one at the very moment.
+        prefix of it, but for what a failed copy took out.
         """
         limit = self._max_hits(choice)
         self._extend_hashes(choice, limit)
         hashes, found = choice.block_hashes, 0
         if self.caching:
             found = bisect_left(hashes, True, 0, limit, key=self._is_off_device)
-        if self.offloader is not None:
+        if self._restores(choice):
             found = bisect_left(hashes, True, found, limit, key=self._is_off_host)
         return choice.num_known_tokens - found * self.block_size
 
@@ -103,7 +109,11 @@ class KVManager:
         while choice.num_computed_tokens // self.block_size in choice.arrived:
             choice.num_computed_tokens += self.block_size
         choice.arrived.clear()
+        first = choice.num_published_blocks
         self.publish(choice, restored=True)
+        if not choice.returns:  # found on the host, it is as popular as if found here
+            for block in choice.blocks[first : choice.num_published_blocks]:
+                self.pool.prize(block)
         return True
 
     def missing_blocks(self, choice: Choice, num_tokens: int) -> int:
@@ -197,29 +207,29 @@ class KVManager:
         """Pin what the host holds for the choice; gives the number of blocks."""
         return 0 if self.offloader is None else self.offloader.repin(choice)
 
-    def spill(self, demand: int) -> int:
+    def spill(self, demand: int, spared: Collection[int] = ()) -> int:
         """Write what is worth keeping of the cached blocks that the next `demand` allocations
-        would evict; gives the number of copies."""
+        would evict, the `spared` ones not being there; gives the number of copies."""
         if self.offloader is None:
             return 0
-        spilled = 0
-        for block, digest in self.pool.prized_next(demand):
+        doomed = self.pool.prized_next(demand, spared)
+        for block, _ in doomed:
             # One attempt: a tier too small for all would else be written over and over.
             self.pool.unprize(block)
-            if self.offloader.tier.holds(digest):
-                self.offloader.tier.keep(digest)
-            else:
-                spilled += self.offloader.spill(block, digest)
-        return spilled
+        if not self.costs.pays_to_spill(self.block_size):
+            doomed = [each for each in doomed if self.offloader.tier.holds(each[1])]
+        return self.offloader.spill(doomed)
 
     def end_copies(self, ended: Sequence[EndedCopy]) -> None:
         """Let go of what ended copies held, after their choices took the arrivals."""
         if self.offloader is not None:
             self.offloader.end(ended)
 
-    def release(self, choice: Choice) -> None:
-        """Give back all blocks, the tail first, so that the tail is evicted first."""
-        long = self._spill_tokens
+    def release(self, choice: Choice, *, ended: bool = False) -> None:
+        """Give back all blocks, the tail first, so that the tail is evicted first. Of a choice
+        that has not ended nothing is worth spilling for that: to keep it is for whoever preempts
+        it to decide."""
+        long = self._spill_tokens if ended else None
         if long is not None and choice.num_published_blocks * self.block_size >= long:
             for block in choice.blocks[: choice.num_published_blocks]:
                 self.pool.prize(block)
@@ -268,7 +278,7 @@ class KVManager:
         """Where the blocks `first`.. can be read from; None where another choice is fetching
         one of them already: once it has arrived it is a hit on the device."""
         sources: list[Location] = []
-        if self.offloader is None or choice.shuns_host:
+        if self.offloader is None or not self._restores(choice):
             return sources
         for digest in choice.block_hashes[first:limit]:
             if self.offloader.is_arriving(digest):
@@ -278,6 +288,22 @@ class KVManager:
                 break
             sources.append(source)
         return sources
+
+    def _restores(self, choice: Choice) -> bool:
+        """Whether what the host has of the choice is to be copied back: where that costs less
+        than to compute it, or where it was kept so as to be."""
+        if self.offloader is None or choice.shuns_host:
+            return False
+        insists = choice.resume is not None and choice.resume.insists
+        return insists or self.costs.pays_to_restore(self.block_size)
+
+    def _make_room(self, chain: Sequence[bytes], missing: int, hits: Collection[int]) -> bool:
+        """Save what allocating `missing` blocks beside the `hits` would evict. True where there is
+        something to save."""
+        if self.offloader is None:
+            return False
+        self.offloader.tier.touch(chain)  # else it might be what makes way for the saves
+        return self.spill(missing, hits) > 0
 
     def _is_off_device(self, digest: bytes) -> bool:
         return self.pool.lookup(digest) is None

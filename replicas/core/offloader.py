@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from replicas.core.block_pool import BlockPool
 from replicas.core.block_transfer import OWN_SLAB, EndedCopy, Location, Restore, Save
 from replicas.core.host_tier import HostTier
-from replicas.core.request import Choice
+from replicas.core.request import Choice, ChoiceState
 
 
 class Offloader:
@@ -32,6 +32,8 @@ class Offloader:
         self._queued: list[Save | Restore] = []
         self._under_way: set[Save | Restore] = set()
         self._arriving: Counter[bytes] = Counter()
+        self.num_spilled = 0
+        """Saves of cached blocks so far."""
         self._cold: set[bytes] = set()
         """Digests of saves of cached blocks: these go back to where they were in the LRU."""
 
@@ -44,6 +46,11 @@ class Offloader:
     def num_queued_saves(self) -> int:
         """Saves that have not ended: a further one would wait for them."""
         return sum(1 for copy in self._under_way if isinstance(copy, Save))
+
+    @property
+    def num_queued_restores(self) -> int:
+        """Restores that have not ended."""
+        return len(self._under_way) - self.num_queued_saves
 
     @property
     def num_leaving_blocks(self) -> int:
@@ -70,8 +77,9 @@ class Offloader:
         The choice still holds its blocks: the saves take references of their own.
         """
         saves: list[Save] = []
-        kept = 0
-        for block, digest in zip(choice.blocks[:full_blocks], choice.block_hashes, strict=False):
+        chain, kept = choice.block_hashes[:full_blocks], 0
+        self.tier.touch(chain)  # room for one block of it is not to be made by evicting another
+        for block, digest in zip(choice.blocks, chain, strict=False):
             if not self.tier.holds(digest):
                 slot = self.tier.reserve(digest)
                 if slot is None:
@@ -85,15 +93,26 @@ class Offloader:
             self._hold(save)
         return kept
 
-    def spill(self, block: int, digest: bytes) -> bool:
-        """Write a cached block that is about to be evicted; False where the tier is full."""
-        slot = self.tier.reserve(digest)
-        if slot is None:
-            return False
-        self._hold(Save(block, slot, digest))
-        self._cold.add(digest)
-        self.tier.keep(digest)
-        return True
+    def spill(self, doomed: Sequence[tuple[int, bytes]]) -> int:
+        """Write what the tier lacks of cached blocks (block, digest) that are about to be evicted,
+        the first to go first; gives the number of copies. Where the tier is full, those that go
+        first are given up: the tails of chains."""
+        saves: list[Save] = []
+        chain = [digest for _, digest in reversed(doomed)]
+        self.tier.touch(chain)
+        for block, digest in reversed(doomed):
+            if not self.tier.holds(digest):
+                slot = self.tier.reserve(digest)
+                if slot is None:
+                    continue
+                saves.append(Save(block, slot, digest))
+                self._cold.add(digest)
+            self.tier.keep(digest)
+        self.tier.touch(chain)
+        for save in reversed(saves):
+            self._hold(save)
+        self.num_spilled += len(saves)
+        return len(saves)
 
     def restore(self, source: Location, block: int, digest: bytes) -> None:
         """Fill a newly allocated block."""
@@ -129,7 +148,7 @@ class Offloader:
     def end(self, ended: Sequence[EndedCopy]) -> None:
         """Let go of what ended copies held. Call it after the restored blocks' choices, who
         hold references of their own, have been told."""
-        # The cold ones in reverse: each goes before the others in the LRU.
+        # The cold ones in reverse: each goes before the others in the pool's LRU.
         warm = [each for each in ended if not self._is_cold(each)]
         for each in [*warm, *filter(self._is_cold, reversed(ended))]:
             copy = each.copy
@@ -141,7 +160,8 @@ class Offloader:
 
     def check_integrity(self, living: Sequence[Choice]) -> None:
         """Raise AssertionError where the tier's books are wrong."""
-        self.tier.check_integrity(choice.key for choice in living)
+        waiting = [choice.key for choice in living if choice.state is ChoiceState.WAITING]
+        self.tier.check_integrity((choice.key for choice in living), waiting)
 
     def _hold(self, copy: Save | Restore) -> None:
         self._pool.acquire(copy.block)

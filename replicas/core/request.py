@@ -31,7 +31,12 @@ class Resume:
 
     swapped: bool
     predicted_s: float
-    preempted_at: float
+    insists: bool = False
+    """What the host keeps is copied back whatever that costs."""
+    shared_blocks: int = 0
+    """Leading blocks that others held as well."""
+    own_blocks: int = 0
+    """Cached ones behind these."""
     actual_s: float = 0.0
     stall_s: float = 0.0
 
@@ -77,9 +82,12 @@ class Choice:
         """Blocks that are being filled from host memory, with their index in `blocks`."""
         self.arrived: set[int] = set()
         """Indices of those that have been filled."""
+        self.awaits_arrival = False
+        """Another choice is getting a block from host memory that this one is to share."""
         self.arrival_deadline = 0.0
+        """When it has waited too long for its own arrivals, or for those of others."""
         self.shuns_host = False
-        """Its last restore came late: the next admission computes instead."""
+        """What it waited for came late: the next admission computes instead."""
         self.resume: Resume | None = None
 
         self.progress = 0

@@ -11,6 +11,7 @@ from replicas.core.block_transfer import EndedCopy
 from replicas.core.cost_model import CostModel
 from replicas.core.host_traffic import HostTraffic
 from replicas.core.kv_manager import KVManager
+from replicas.core.preemption.ledger import ResumeLedger
 from replicas.core.preemption.policy import PreemptionPolicy
 from replicas.core.preemption.preempter import Preempter, PreemptionMode
 from replicas.core.request import Choice, ChoiceState, Request
@@ -67,12 +68,11 @@ class Scheduler:
         config: SchedulerConfig,
         kv: KVManager,
         policy: PreemptionPolicy,
-        costs: CostModel | None = None,
     ) -> None:
         self.config = config
         self.kv = kv
         self.stats = SchedulerStats()
-        self.costs = costs or CostModel(block_bytes=0)
+        self.resumes = ResumeLedger(kv.costs)
         self.admission = Admission(
             kv,
             look_ahead=config.look_ahead,
@@ -83,10 +83,15 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.running: list[Choice] = []
         self.waiting: list[Choice] = []
-        self._preempter = Preempter(kv, policy, config.preemption_mode, self.costs)
-        self._traffic = HostTraffic(kv, self.costs, self.stats)
+        self._preempter = Preempter(kv, policy, config.preemption_mode)
+        self._traffic = HostTraffic(kv, self.resumes, self.stats)
         self._arrivals = 0
         self._admissions = 0
+
+    @property
+    def costs(self) -> CostModel:
+        """What the measured rates are."""
+        return self.kv.costs
 
     @property
     def has_work(self) -> bool:
@@ -126,9 +131,13 @@ class Scheduler:
         self._schedule_running(step, now)
         if not step.num_preempted:
             self._schedule_waiting(step, now)
-        # What the running choices may grow into next: a block each.
-        self.stats.spilled_blocks += self.kv.spill(len(self.running))
-        return step.give_out(() if self.kv.offloader is None else self.kv.offloader.take())
+        offloader = self.kv.offloader
+        if offloader is None:
+            return step.give_out(())
+        # What the running choices may grow into next: a block each, and each that forks off.
+        self.kv.spill(sum(1 + self.admission.unborn(choice) for choice in self.running))
+        self.stats.spilled_blocks = offloader.num_spilled
+        return step.give_out(offloader.take())
 
     def end_copies(self, ended: Sequence[EndedCopy], now: float) -> None:
         """Take in copies between device and host that ended, well or not."""
@@ -172,7 +181,7 @@ class Scheduler:
             self.running.remove(choice)
         elif choice.state is ChoiceState.WAITING:
             self.waiting.remove(choice)
-        self.kv.release(choice)
+        self.kv.release(choice, ended=True)
         if self.kv.offloader is not None:
             self.kv.offloader.forget(choice)
         choice.state = ChoiceState.FINISHED
@@ -289,9 +298,9 @@ class Scheduler:
 
     def _preempt(self, choice: Choice, now: float) -> None:
         self.running.remove(choice)
-        kept = self._preempter.strip(choice, now)
-        if choice.preempted_at is None:  # else it waited for its blocks and computed nothing
-            choice.preempted_at = now
+        self.resumes.close(choice, now, caught_up=False)  # the one before, if it is open yet
+        kept = self._preempter.strip(choice)
+        choice.preempted_at = now
         self.stats.preemptions += 1
         self.stats.swaps += kept > 0
         self.admission.note_preemption()
@@ -323,14 +332,14 @@ class Scheduler:
             reserve = self.admission.reserve(choice)
             if not self.admission.foresees_room(choice, self.running):
                 return False
-        spilled = self.kv.spill(self.kv.blocks_for(choice.num_known_tokens))
-        if spilled:  # what the choice would evict is being saved first
-            self.stats.spilled_blocks += spilled
-            return False
-        choice.arrival_deadline = now + self.config.restore_patience_s
+        if not choice.awaits_arrival:
+            choice.arrival_deadline = now + self.config.restore_patience_s
+        elif now > choice.arrival_deadline:
+            choice.shuns_host = True
         return self.kv.admit(choice, reserve)
 
     def _note_admission(self, choice: Choice, now: float) -> None:
+        self.resumes.note_admission(choice)
         if choice.scheduled_at is not None:
             return
         choice.scheduled_at = now

@@ -111,7 +111,9 @@ class ResumeCost:
     predicted_s: float
     actual_s: float
     stall_s: float
-    """From the preemption until the choice could compute anew."""
+    """From the preemption until the choice could compute anew, or gave up waiting."""
+    caught_up: bool = True
+    """False where it was preempted again or ended before: `actual_s` is only what came of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,4 +126,4 @@ class StepOutcome:
     """Time to first token, one a request."""
     inter_token_s: tuple[float, ...] = ()
     resumed: tuple[ResumeCost, ...] = ()
-    """Choices that caught up with what they had before a preemption."""
+    """Preemptions that cost their choices no more: nearly all have caught up."""

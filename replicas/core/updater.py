@@ -6,7 +6,6 @@ from replicas.core.request import Choice, Request
 from replicas.core.scheduler import Scheduler
 from replicas.core.scheduler_output import (
     FinishedChoice,
-    ResumeCost,
     SampledToken,
     ScheduledChoice,
     SchedulerOutput,
@@ -28,7 +27,6 @@ class StepUpdater:
         self._finished: list[FinishedChoice] = []
         self._first_token_s: list[float] = []
         self._inter_token_s: list[float] = []
-        self._resumed: list[ResumeCost] = []
 
     def update(self, output: SchedulerOutput, result: StepResult, now: float) -> StepOutcome:
         """Apply `result`. Results of choices that ended or were preempted since are dropped."""
@@ -36,7 +34,7 @@ class StepUpdater:
         for item in output.scheduled:
             choice = self._scheduler.find(item)
             if choice is not None:
-                self._charge(choice, item, seconds_a_token)
+                self._charge(choice, item, seconds_a_token, now)
                 self._advance(choice, item, result, now)
         self._deltas += self._stalls.look(now)
         outcome = StepOutcome(
@@ -44,19 +42,19 @@ class StepUpdater:
             tuple(self._finished),
             tuple(self._first_token_s),
             tuple(self._inter_token_s),
-            tuple(self._resumed),
+            self._scheduler.resumes.take(),
         )
         self._deltas.clear()
         self._finished.clear()
         self._first_token_s.clear()
         self._inter_token_s.clear()
-        self._resumed.clear()
         return outcome
 
     def abort(self, request_id: str, index: int | None, now: float) -> StepOutcome:
         """End one choice, or all of a request; each gets a last delta that bears its receipt."""
         deltas, finished = [], []
         for choice in self._scheduler.abort(request_id, index):
+            self._scheduler.resumes.close(choice, now, caught_up=False)
             finished.append(self._account(choice, FinishReason.ABORT, now))
             deltas.append(
                 TokenDelta(
@@ -67,7 +65,8 @@ class StepUpdater:
                     receipt=choice.receipt(),
                 )
             )
-        return StepOutcome(tuple(deltas), tuple(finished))
+        resumed = self._scheduler.resumes.take()
+        return StepOutcome(tuple(deltas), tuple(finished), resumed=resumed)
 
     def _observe(self, output: SchedulerOutput, result: StepResult) -> float:
         """Teach the cost model; gives what a prefilled token cost in this step, in seconds."""
@@ -76,25 +75,17 @@ class StepUpdater:
         costs = self._scheduler.costs
         return costs.observe_step(sum(lengths) - decoding, decoding, result.compute_s)
 
-    def _charge(self, choice: Choice, item: ScheduledChoice, seconds_a_token: float) -> None:
+    def _charge(
+        self, choice: Choice, item: ScheduledChoice, seconds_a_token: float, now: float
+    ) -> None:
         """A resumed choice pays for what it computes until it draws its next token."""
         resume = choice.resume
         if resume is None:
             return
         if not item.decodes:
             resume.actual_s += len(item.token_ids) * seconds_a_token
-        if not item.draws:
-            return
-        choice.resume = None
-        self._resumed.append(
-            ResumeCost(
-                key=choice.key,
-                swapped=resume.swapped,
-                predicted_s=resume.predicted_s,
-                actual_s=resume.actual_s,
-                stall_s=resume.stall_s,
-            )
-        )
+        if item.draws:
+            self._scheduler.resumes.close(choice, now, caught_up=True)
 
     def _advance(
         self, choice: Choice, item: ScheduledChoice, result: StepResult, now: float

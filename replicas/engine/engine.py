@@ -96,9 +96,16 @@ class Engine:
             fingerprint=spec.fingerprint,
             kv_scales=kv_format.digest,
         )
+        costs = CostModel(pool.block_bytes)
+        if self._host is not None:
+            costs = self._host.probe(runner, config.max_num_batched_tokens)
+        costs.decode = probe.decode_steps(
+            runner, pool, max_choices=config.max_num_seqs, clock=clock
+        )
         kv = KVManager(
             block_pool,
             hasher,
+            costs=costs,
             caching=config.enable_prefix_caching,
             offloader=self._host.offloader if self._host else None,
             spill_tokens=config.spill_prefix_tokens if self._host else None,
@@ -116,14 +123,8 @@ class Engine:
             overcommit=config.overcommit,
             restore_patience_s=config.restore_patience_s,
         )
-        costs = CostModel(pool.block_bytes)
-        if self._host is not None:
-            costs = self._host.probe(runner, config.max_num_batched_tokens)
-        costs.decode = probe.decode_steps(
-            runner, pool, max_choices=config.max_num_seqs, clock=clock
-        )
         policy = victim_policy.make(config.preemption_policy)
-        self._scheduler = Scheduler(scheduling, kv, policy, costs)
+        self._scheduler = Scheduler(scheduling, kv, policy)
         self._updater = StepUpdater(self._scheduler, spec.eos_token_ids)
         self._pipeline = Pipeline(
             self._scheduler,
@@ -166,14 +167,11 @@ class Engine:
 
     def abort(self, request_id: str, choice: int | None = None) -> StepOutcome:
         """End a request, or one choice of it, in whatever state; unknown ids are fine."""
-        return self._updater.abort(request_id, choice, self._clock())
+        return self._logged(self._updater.abort(request_id, choice, self._clock()))
 
     def step(self) -> StepOutcome:
         """Compute one batch and say what it changed. Where steps overlap, the next is under way."""
-        outcome = self._pipeline.step()
-        for cost in outcome.resumed:
-            logger.debug("preemption: %s", cost)
-        return outcome
+        return self._logged(self._pipeline.step())
 
     def check_integrity(self) -> None:
         """Raise AssertionError where blocks, references and queues disagree."""
@@ -183,3 +181,9 @@ class Engine:
         """Give host memory up; the engine cannot step after it."""
         if self._host is not None:
             self._host.close()
+
+    @staticmethod
+    def _logged(outcome: StepOutcome) -> StepOutcome:
+        for cost in outcome.resumed:
+            logger.debug("preemption: %s", cost)
+        return outcome

@@ -86,11 +86,11 @@ class SimulatedReplica:
         kv = KVManager(
             pool,
             hasher,
+            costs=CostModel(engine.block_bytes, settings.machine.rates()),
             offloader=offloader,
             spill_tokens=settings.spill_tokens if offloader else None,
         )
-        costs = CostModel(engine.block_bytes, settings.machine.rates())
-        self.scheduler = Scheduler(settings.scheduling, kv, Priority(), costs)
+        self.scheduler = Scheduler(settings.scheduling, kv, Priority())
         self._updater = StepUpdater(self.scheduler, (END_TOKEN,))
         self._machine = settings.machine
         self._link = HostLink(engine.block_bytes / settings.machine.copy_bandwidth, node.holds)

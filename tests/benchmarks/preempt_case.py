@@ -11,7 +11,7 @@ from replicas.core.sampling_params import SamplingParams
 from replicas.engine.engine import Engine
 from replicas.host_store import InProcessStore
 from replicas.models.hf_adapter import PagedModel
-from replicas.protocol import GenerateRequest
+from replicas.protocol import GenerateRequest, TokenDelta
 from tests.benchmarks.prompts import Prompt
 from tests.benchmarks.workload import Workload
 
@@ -81,8 +81,7 @@ def run(
     while engine.has_work:
         for delta in engine.step().deltas:
             outputs[delta.request_id].extend(delta.token_ids)
-            if delta.receipt is not None and delta.receipt.preemptions:
-                stalls.append(delta.receipt.stall_s)
+            stalls += stalls_of(delta)
     seconds = time.perf_counter() - begin
     engine.check_integrity()
     stats = engine.stats
@@ -96,6 +95,13 @@ def run(
         stalls_s=tuple(stalls),
         token_ids=tuple(tuple(tokens) for tokens in outputs.values()),
     )
+
+
+def stalls_of(delta: TokenDelta) -> list[float]:
+    """Seconds that a preempted choice stood still in all, if this is its last delta: receipts
+    before it know of a part only."""
+    receipt = delta.receipt if delta.finish_reason is not None else None
+    return [receipt.stall_s] if receipt is not None and receipt.preemptions else []
 
 
 def _engine(case: Case, load: Load, model: PagedModel, swap_gib: float) -> Engine:

@@ -236,3 +236,11 @@ def test_families_travel(metrics: EngineMetrics) -> None:
     metrics.observe(OUTCOME, SNAPSHOT, STATS)
     families = metrics.collect()
     assert pickle.loads(pickle.dumps(families)) == families
+
+
+def test_a_preemption_that_was_cut_short_has_a_stall_but_no_ratio(metrics: EngineMetrics) -> None:
+    cut = ResumeCost(("a", 0), False, 8.0, 1.0, stall_s=3.0, caught_up=False)
+    metrics.observe(StepOutcome(resumed=(cut,)), SNAPSHOT, STATS)
+    found = samples(metrics)
+    assert found["quire:preemption_cost_ratio_count mode=recompute"] == 0
+    assert found["quire:preemption_stall_seconds_sum"] == 3.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from replicas.core.cost_model import CostModel
 from replicas.core.kv_manager import KVManager
 from replicas.core.preemption.policy import Candidate, PreemptionPolicy
 from replicas.core.request import Choice, Resume
@@ -24,13 +23,11 @@ class Preempter:
     """Chooses victims and strips them. To resume is not its business: that is a prefix hit, on
     the device or on the host, and prefill of what is missing."""
 
-    def __init__(
-        self, kv: KVManager, policy: PreemptionPolicy, mode: PreemptionMode, costs: CostModel
-    ) -> None:
+    def __init__(self, kv: KVManager, policy: PreemptionPolicy, mode: PreemptionMode) -> None:
         self._kv = kv
         self._policy = policy
         self._mode = mode if kv.offloader is not None else PreemptionMode.RECOMPUTE
-        self._costs = costs
+        self._costs = kv.costs
 
     def choose(self, candidates: Sequence[Choice]) -> Choice | None:
         """The victim; None where there is no candidate.
@@ -48,16 +45,24 @@ class Preempter:
             left.remove(pick)
         return first.choice if first else None
 
-    def strip(self, choice: Choice, now: float) -> int:
+    def strip(self, choice: Choice) -> int:
         """Take all blocks of a running choice; gives the number of those kept on the host."""
+        shared, own = self._on_device(choice)  # before copies hold its blocks as well
         if choice.arriving:  # it has nothing that the host has not: it just goes on waiting
             kept = self._kv.keep_on_host(choice)
-            predicted_s = self._costs.swap_s(new_blocks=0, blocks=kept, queued_blocks=0)
+            coming = len(choice.arriving) + len(choice.arrived)
+            predicted_s = self._swap_s(choice, choice.num_found_blocks + coming, new_blocks=0)
         else:
             self._kv.hash_kept(choice)
             swap, predicted_s = self._decide(choice)
             kept = self._kv.swap_out(choice) if swap else 0
-        choice.resume = Resume(swapped=kept > 0, predicted_s=predicted_s, preempted_at=now)
+        choice.resume = Resume(
+            swapped=kept > 0,
+            predicted_s=predicted_s,
+            insists=self._mode is PreemptionMode.SWAP and kept > 0,
+            shared_blocks=shared,
+            own_blocks=own,
+        )
         choice.swaps += kept > 0
         self._kv.release(choice)
         choice.preemptions += 1
@@ -75,18 +80,38 @@ class Preempter:
         return self._decide(choice)[1]
 
     def _decide(self, choice: Choice) -> tuple[bool, float]:
-        """(swap, predicted seconds). What others hold survives on the device either way."""
-        costs, size = self._costs, self._kv.block_size
-        full = choice.num_kept_tokens // size
-        survivors = self._kv.leading_shared(choice, full)
-        recompute_s = costs.compute_s(choice.num_known_tokens - survivors * size)
-        if self._mode is PreemptionMode.RECOMPUTE or self._kv.offloader is None or full == 0:
+        """(swap, predicted seconds)."""
+        size, full = self._kv.block_size, choice.num_kept_tokens // self._kv.block_size
+        survivors = self._survivors(choice)
+        recompute_s = self._costs.compute_s(choice.num_known_tokens - survivors * size)
+        if self._mode is PreemptionMode.RECOMPUTE or full == 0:
             return False, recompute_s
-        swap_s = costs.compute_s(choice.num_known_tokens - full * size) + costs.swap_s(
-            new_blocks=self._kv.lacking_on_host(choice),
-            blocks=full - survivors,
-            queued_blocks=self._kv.offloader.num_queued_saves,
-        )
+        swap_s = self._swap_s(choice, full, new_blocks=self._kv.lacking_on_host(choice))
         if self._mode is PreemptionMode.SWAP or swap_s < recompute_s:
             return True, swap_s
         return False, recompute_s
+
+    def _swap_s(self, choice: Choice, blocks: int, *, new_blocks: int) -> float:
+        """Seconds until the choice is back if the host has its first `blocks`, `new_blocks` of
+        which are to be written."""
+        size, offloader = self._kv.block_size, self._kv.offloader
+        assert offloader is not None, "without a host tier the mode is recompute"
+        return self._costs.compute_s(choice.num_known_tokens - blocks * size) + self._costs.swap_s(
+            new_blocks=new_blocks,
+            blocks=max(0.0, blocks - self._survivors(choice)),
+            block_tokens=size,
+            queued_saves=offloader.num_queued_saves,
+            queued_restores=offloader.num_queued_restores,
+        )
+
+    def _survivors(self, choice: Choice) -> float:
+        """Blocks that the choice will find on the device, wherever else they are."""
+        shared, own = self._on_device(choice)
+        return shared + self._costs.found.value * own
+
+    def _on_device(self, choice: Choice) -> tuple[int, int]:
+        """Full leading blocks (that others hold as well and so stay, that are the choice's own and
+        will be cached)."""
+        full = choice.num_kept_tokens // self._kv.block_size
+        shared = self._kv.leading_shared(choice, full)
+        return shared, max(0, min(full, choice.num_published_blocks) - shared)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from replicas.core.block_events import BlockEventLog
 from replicas.core.block_hash import BlockHasher
 from replicas.core.block_pool import BlockPool
+from replicas.core.cost_model import CostModel
 from replicas.core.host_tier import HostTier
 from replicas.core.kv_manager import KVManager
 from replicas.core.offloader import Offloader
@@ -61,12 +62,14 @@ def make_kv(
     host_slots: int = 0,
     spill_tokens: int | None = None,
     events: BlockEventLog | None = None,
+    costs: CostModel | None = None,
 ) -> KVManager:
     pool = BlockPool(num_blocks, events)
     tier = HostTier(host_slots, events if caching else None)
     return KVManager(
         pool,
         make_hasher(block_size),
+        costs=costs or CostModel(block_bytes=block_size),
         caching=caching,
         offloader=Offloader(pool, tier) if host_slots else None,
         spill_tokens=spill_tokens,

@@ -186,7 +186,7 @@ class FakeHost:
     ) -> None:
         self.device = device
         self.slots: list[tuple[bytes, list[int | None]] | None] = [None] * num_slots
-        self._copy_steps = copy_steps
+        self.copy_steps = copy_steps
         self._fails = fails
         self._copy_s = copy_s
         self._under_way: list[tuple[int, Save | Restore, list[int | None]]] = []
@@ -202,7 +202,7 @@ class FakeHost:
                 assert held[0] == copy.digest, "a restore of another content"
                 content = held[1]
                 self.device.slots[copy.block] = [-1] * self.device.block_size
-            self._under_way.append((self._copy_steps, copy, content))
+            self._under_way.append((self.copy_steps, copy, content))
 
     def ended(self) -> list[EndedCopy]:
         due = [entry for entry in self._under_way if entry[0] == 0]

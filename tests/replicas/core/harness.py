@@ -72,7 +72,7 @@ class Replica:
         patience: float = 1e9,
         copy_fails: Callable[[], bool] = lambda: False,
         costs: CostModel | None = None,
-        copy_s: float = 1.0,
+        copy_s: float = 1e-4,
         token_s: float = 0.0,
         depth: int | None = None,
     ) -> None:
@@ -102,9 +102,9 @@ class Replica:
             host_slots=host_slots,
             spill_tokens=spill_tokens,
             events=self._events,
+            costs=costs,
         )
-        costs = costs or CostModel(block_bytes=block_size)
-        self.scheduler = Scheduler(self.config, kv, policy or LastAdmitted(), costs)
+        self.scheduler = Scheduler(self.config, kv, policy or LastAdmitted())
         self._token_s = token_s
         self.updater = StepUpdater(self.scheduler, (EOS,))
         self.device = FakeDevice(num_blocks, block_size)
@@ -213,6 +213,7 @@ class Replica:
             if choice.preemptions > epoch:
                 self._preempted_at[choice.key].append(self.now)
         for choice in set(scheduler.running) - set(before):
+            assert len(choice.blocks) == scheduler.kv.blocks_for(choice.num_known_tokens)
             self._outputs_at_admission[choice.key] = len(self.outputs[choice.key])
         self._note_ready()
         return output

@@ -99,3 +99,16 @@ def test_after_a_preemption_new_ones_wait_for_more_room() -> None:
     assert 1 <= free < 10
     assert "new" in {c.request.id for c in replica.scheduler.waiting}
     replica.run()
+
+
+@pytest.mark.parametrize(("ends", "holds"), [("waits", True), ("r0", False)])
+def test_only_the_end_of_a_running_choice_ends_the_hysteresis(ends: str, holds: bool) -> None:
+    replica = Replica(20, hysteresis=0.5, caching=False)
+    replica.submit(*own_prompts(5, 12, max_tokens=16))
+    while not replica.scheduler.stats.preemptions:
+        replica.step()
+    replica.submit(make_request("waits", [1, 2, 3], max_tokens=2))
+    replica.submit(make_request("new", [1, 2, 3], max_tokens=2))
+    replica.abort(ends)
+    assert replica.scheduler.admission.reserve(replica.choice("new")) == (10 if holds else 0)
+    replica.run()

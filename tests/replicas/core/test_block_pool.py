@@ -61,6 +61,28 @@ def test_cached_blocks_go_after_uncached_and_least_recently_released_first() -> 
     assert [pool.lookup(bytes([b])) for b in (1, 2, 3)] == [None, 2, None]
 
 
+def test_a_cold_block_is_evicted_before_all_others() -> None:
+    pool = BlockPool(3)
+    for block in pool.allocate(3):
+        pool.publish(block, bytes([block]))
+    for block, cold in ((1, False), (2, True), (3, False)):
+        pool.release(block, cold=cold)
+    assert [pool.allocate(1)[0] for _ in range(3)] == [2, 1, 3]
+
+
+def test_the_prized_among_those_that_go_next_are_told() -> None:
+    pool = BlockPool(4)
+    for block in pool.allocate(4):
+        if block > 1:
+            pool.publish(block, bytes([block]))
+            pool.prize(block)
+        pool.release(block)
+    pool.unprize(3)
+    two, four = (2, bytes([2])), (4, bytes([4]))
+    assert [pool.prized_next(count) for count in range(5)] == [[], [], [two], [two], [two, four]]
+    assert pool.prized_next(2, spared=[2, 3]) == [four]
+
+
 def test_a_cached_block_comes_back_with_its_digest() -> None:
     pool = BlockPool(1)
     (block,) = pool.allocate(1)

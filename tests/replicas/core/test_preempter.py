@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from statistics import fmean, median
+
 import pytest
 
-from replicas.core.block_transfer import EndedCopy
+from replicas.core.block_transfer import Restore, Save
 from replicas.core.cost_model import CostModel, Rates
 from replicas.core.preemption.cheapest import Cheapest
 from replicas.core.preemption.last_admitted import LastAdmitted
@@ -12,18 +14,10 @@ from replicas.core.preemption.policy import Candidate, PreemptionPolicy
 from replicas.core.preemption.preempter import Preempter, PreemptionMode
 from replicas.core.preemption.priority import Priority
 from replicas.core.request import Choice, Request
-from replicas.core.scheduler import Scheduler, SchedulerConfig
-from replicas.core.scheduler_output import SampledToken, StepResult
-from replicas.core.updater import StepUpdater
 from tests.replicas.core.builders import make_kv, make_request
 from tests.replicas.core.harness import Replica
+from tests.replicas.core.steady_machine import SteadyMachine
 from tests.replicas.core.test_scheduler_preemption import own_prompts, receipts
-
-GIB = 2**30
-PREFILL_TOKENS_PER_S = 2000.0
-TOKEN_BYTES = 23_040
-"""Of KV: 30 layers x (K, V) x 3 heads x 64 x 2 bytes, the embedded model in bfloat16."""
-BLOCK = 64
 
 
 def candidate(
@@ -62,7 +56,7 @@ def test_nobody_is_the_cheapest_for_ever() -> None:
 def test_who_frees_nothing_is_spared_while_somebody_frees_something() -> None:
     """The last admitted shares all its blocks with the choice it forked off."""
     kv = make_kv(8, 4)
-    preempter = Preempter(kv, LastAdmitted(), PreemptionMode.RECOMPUTE, CostModel(1))
+    preempter = Preempter(kv, LastAdmitted(), PreemptionMode.RECOMPUTE)
     twins = Request(make_request("twins", range(8), n=2), rank=(0, 1), arrived_at=0.0)
     own = Request(make_request("own", range(50, 58)), rank=(0, 2), arrived_at=0.0).choices[0]
     leader, child = twins.choices
@@ -81,35 +75,58 @@ def test_who_frees_nothing_is_spared_while_somebody_frees_something() -> None:
 @pytest.mark.parametrize(
     ("gib_per_s", "context", "swaps"), [(0.05, 1500, False), (10.0, 1500, True), (10.0, 200, True)]
 )
-def test_auto_decides_by_what_it_has_measured(gib_per_s: float, context: int, swaps: bool) -> None:
+@pytest.mark.parametrize("caching", [False, True], ids=["alone", "caching and spilling"])
+def test_auto_decides_by_what_it_has_measured(
+    gib_per_s: float, context: int, swaps: bool, caching: bool
+) -> None:
     """It begins with a guess that is wrong by far, and learns from its first copies."""
-    block_bytes, guess = BLOCK * TOKEN_BYTES, (0.2 if swaps else 1.0) * GIB
-    costs = CostModel(block_bytes, Rates(PREFILL_TOKENS_PER_S, guess, guess))
-    kv = make_kv(6 * (context // BLOCK + 1), BLOCK, caching=False, host_slots=10_000)
-    config = SchedulerConfig(
-        max_num_seqs=64,
-        max_num_batched_tokens=512,
-        max_model_len=10_000,
-        min_progress_tokens=1,
-        look_ahead=False,
-        watermark=0.0,
-        hysteresis=0.0,
+    machine = SteadyMachine(
+        context,
+        gib_per_s,
+        guess=0.2 if swaps else 1.0,
+        caching=caching,
+        spill_tokens=128 if caching else None,
     )
-    scheduler = Scheduler(config, kv, LastAdmitted(), costs)
-    updater = StepUpdater(scheduler, ())
-    for request in own_prompts(220, context, max_tokens=256):
-        scheduler.add(request, 0.0)
-    while scheduler.has_work:
-        output = scheduler.schedule(0.0)
-        drawn = {draw.key: SampledToken(1) for item in output.scheduled for draw in item.draws}
-        seconds = output.num_tokens / PREFILL_TOKENS_PER_S
-        updater.update(output, StepResult(drawn, {}, seconds), 0.0)
-        copy_s = block_bytes / (gib_per_s * GIB)
-        scheduler.end_copies([EndedCopy(c, True, copy_s) for c in output.host_copies], 0.0)
-    stats = scheduler.stats
-    assert stats.preemptions >= 20
-    share = stats.swaps / stats.preemptions
-    assert share >= 0.9 if swaps else share <= 0.1
+    machine.serve(own_prompts(120, context, max_tokens=256))
+    assert machine.stats.preemptions >= 20
+    assert machine.swap_share >= 0.9 if swaps else machine.swap_share <= 0.1
+    if caching:  # what went to the host before the first copies had ended, or else all there was
+        spilled = machine.stats.spilled_blocks
+        assert spilled > 500 if swaps else 0 < spilled < 50
+
+
+@pytest.mark.parametrize("mode", [PreemptionMode.AUTO, PreemptionMode.RECOMPUTE])
+def test_a_host_tier_that_costs_more_than_computing_is_left_alone(mode: PreemptionMode) -> None:
+    """The start-up probe said so."""
+    machine = SteadyMachine(1500, 0.05, mode=mode, caching=True, spill_tokens=512)
+    machine.serve(own_prompts(30, 1500, max_tokens=256))
+    assert machine.stats.preemptions >= 3
+    assert machine.copies == []
+
+
+def test_recompute_writes_nothing_for_a_victim_and_spills_prefixes_all_the_same() -> None:
+    machine = SteadyMachine(
+        1500, 10.0, mode=PreemptionMode.RECOMPUTE, caching=True, spill_tokens=512
+    )
+    machine.serve(own_prompts(60, 1500, max_tokens=256))
+    stats = machine.stats
+    assert stats.preemptions >= 8
+    assert stats.swaps == 0
+    assert stats.spilled_blocks > 500
+    assert len(machine.copies) == stats.spilled_blocks, "nothing of it is asked for again"
+
+
+@pytest.mark.parametrize(
+    ("broken", "losing"), [(Restore, "lost_reads"), (Save, "lost_writes")], ids=["reads", "writes"]
+)
+def test_auto_gives_up_on_a_host_that_loses_what_it_is_given(
+    broken: type[Restore | Save], losing: str
+) -> None:
+    machine = SteadyMachine(1500, 10.0, fails=lambda copy: isinstance(copy, broken))
+    machine.serve(own_prompts(120, 1500, max_tokens=256))
+    assert machine.stats.preemptions >= 20
+    assert 0 < machine.stats.swaps <= 3
+    assert getattr(machine.scheduler.costs, losing).value > 0.4
 
 
 def test_a_prediction_meets_what_comes_of_it() -> None:
@@ -130,3 +147,14 @@ def test_a_prediction_meets_what_comes_of_it() -> None:
         assert {receipt.swaps == receipt.preemptions for receipt in receipts(replica)} == (
             {True} if mode is PreemptionMode.SWAP else {True, False}
         )
+
+
+def test_a_prediction_reckons_with_what_a_victim_finds_again() -> None:
+    """About half of a victim's cached blocks are there still when it comes back."""
+    machine = SteadyMachine(1500, 0.05, mode=PreemptionMode.RECOMPUTE, caching=True)
+    machine.serve(own_prompts(120, 1500, max_tokens=256))
+    ratios = machine.ratios(swapped=False)
+    assert len(ratios) >= 20
+    assert 0.3 < machine.scheduler.costs.found.value < 0.7
+    assert 0.9 < median(ratios) < 1.15
+    assert 0.8 < fmean(ratios) < 1.25

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from replicas.core.block_transfer import Restore
 from replicas.core.request import ChoiceState
 from tests.replicas.core.builders import make_request, with_prompt_logprobs
 from tests.replicas.core.harness import BOTH_DEPTHS, ONE_STEP, Replica
@@ -104,6 +105,29 @@ def test_more_choices_than_the_pool_holds_take_turns() -> None:
     replica.submit(*(make_request(f"s{i}", [i] * 10, max_tokens=5) for i in range(5)))
     replica.run(2000)
     assert replica.scheduler.stats.preemptions > 0
+    waits = [replica.last[f"s{i}", 0].receipt for i in range(5)]
+    assert all(receipt is not None and receipt.queue_s < 10 for receipt in waits)
+
+
+def test_choices_that_take_turns_get_back_all_that_was_kept_of_them() -> None:
+    """O29: what was swapped out is swapped in again, and nothing of it stays on the host."""
+    replica = Replica(
+        88, 16, budget=256, max_num_seqs=32, host_slots=400, copy_s=0.0, caching=False
+    )
+    replica.submit(make_request("n", range(200), n=16, max_tokens=150))
+    replica.submit(*(make_request(f"s{i}", [i] * 10, max_tokens=5) for i in range(5)))
+    replica.run(2000)  # it checks that the host is empty in the end
+    stats = replica.scheduler.stats
+    assert stats.swaps == stats.preemptions > 0
+    restores = [
+        copy.digest
+        for step in replica.steps
+        for copy in step.host_copies
+        if isinstance(copy, Restore)
+    ]
+    assert stats.restored_tokens == 16 * len(restores)
+    assert stats.restored_tokens > 0.9 * 200 * stats.swaps
+    assert stats.recomputed_tokens < 16 * stats.preemptions
     waits = [replica.last[f"s{i}", 0].receipt for i in range(5)]
     assert all(receipt is not None and receipt.queue_s < 10 for receipt in waits)
 

@@ -75,6 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         host_slots=st.sampled_from((0, 1, 3, 50)),
         spill_tokens=st.sampled_from((None, 1, 8)),
         copy_steps=st.sampled_from((0, 0, 1, 3)),
+        copy_s=st.sampled_from((1e-4, 1e-4, 1.0)),
         patience=st.sampled_from((1.0, 1e9)),
         depth=st.sampled_from((1, 2)),
     )

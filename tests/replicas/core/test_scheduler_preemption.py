@@ -170,7 +170,8 @@ def test_prompt_logprobs_of_a_cached_prompt_are_complete(length: int) -> None:
 
 @pytest.mark.parametrize("warm", [0, 200])
 def test_long_prompts_do_not_wait_for_each_other(warm: int) -> None:
-    """O02: no two choices each hold a part of the pool and wait for the rest of it."""
+    """O02: no two choices each hold a part of the pool and wait for the rest of it. Each step
+    checks that whoever is admitted has all the room that it will prefill."""
     replica = Replica(40, 16, budget=64)
     prompts = [range(i * 1000, i * 1000 + 500) for i in range(2)]
     if warm:
@@ -191,7 +192,7 @@ def test_a_long_prompt_is_not_preempted_over_and_over() -> None:
     stats = replica.scheduler.stats
     assert stats.preemptions > 0
     assert all(receipt.preemptions < 10 for receipt in receipts(replica))
-    assert stats.computed_tokens < 1.5 * (6 * 210 + 850)
+    assert stats.computed_tokens < 1.2 * (6 * 210 + 850)
 
 
 def test_mixed_traffic_leaves_nothing_behind() -> None:

@@ -69,6 +69,11 @@ def throttled(bytes_per_s: float) -> MakeCopier:
     return make
 
 
+cheap = throttled(1e15)
+"""For tests of what is copied where that costs less than computing: here a block of a tiny model
+may be computed as fast as it is copied."""
+
+
 class ForgetfulStore(InProcessStore):
     """Every `period`-th block that is fetched is gone."""
 

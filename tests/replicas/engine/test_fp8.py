@@ -23,6 +23,7 @@ from tests.replicas.engine.driver import (
     tokens,
 )
 from tests.replicas.engine.fp8_models import Fp8Model, scaled_copy, scales_of_layers
+from tests.replicas.engine.slow_host import cheap
 from tests.replicas.engine.test_preemption import SAMPLED, tight
 from tests.replicas.engine.tiny_models import Twin, random_prompt
 
@@ -149,6 +150,7 @@ def test_prefixes_from_the_host_tier_equal_the_first_run(llama: Twin) -> None:
         num_gpu_blocks_override=30,
         host_blocks=100,
         spill_prefix_tokens=100,
+        make_copier=cheap,
     )
     requests = [ask(str(i), random_prompt(160, i), 4, logprobs=1) for i in range(3)]
     first = [serve(engine, request) for request in requests]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ from tests.replicas.engine.driver import (
     serve,
     tokens,
 )
-from tests.replicas.engine.slow_host import ForgetfulStore, slow, throttled
+from tests.replicas.engine.slow_host import ForgetfulStore, cheap, slow, throttled
 from tests.replicas.engine.test_preemption import BLOCK, SAMPLED, tight
 from tests.replicas.engine.tiny_models import Twin, random_prompt
 
@@ -110,7 +112,7 @@ def test_abort_in_every_state_leaves_nothing_behind(llama: Twin) -> None:
     """O30: preempted to the host, then resumed, cancelled, or finished, over and over."""
     engine = tight(llama, 14, "swap", make_copier=slow(2), spill_prefix_tokens=None, host_blocks=60)
     client = Client(engine)
-    first = engine.snapshot()
+    swaps = [0]
     for count in range(60):
         twin = random_prompt(16, count)
         client.send(
@@ -121,15 +123,13 @@ def test_abort_in_every_state_leaves_nothing_behind(llama: Twin) -> None:
             client.abort(f"a{count}", None if count % 2 else 1)
         if count % 4 == 0:
             client.send(ask(f"c{count}", twin, 2))
-        if count % 5 == 0:
+        if count % 10 == 9:
             client.run()
             snapshot = engine.snapshot()
             assert snapshot.pinned_host_blocks == snapshot.copies == snapshot.used_blocks == 0
-    client.run()
-    last = engine.snapshot()
-    assert engine.stats.swaps > 30
-    assert (last.used_blocks, last.copies, last.pinned_host_blocks) == (0, 0, 0)
-    assert first.host_blocks == 0
+            assert snapshot.host_blocks <= 60
+            swaps.append(engine.stats.swaps)
+    assert all(later - before > 3 for before, later in pairwise(swaps)), "they go on to work"
 
 
 def test_without_prefixes_worth_keeping_the_tier_is_empty_in_the_end(llama: Twin) -> None:
@@ -154,7 +154,11 @@ def test_long_prompts_come_back_together(llama: Twin) -> None:
 def test_prefixes_larger_than_the_pool_are_still_hits(llama: Twin) -> None:
     """Three prefixes take turns in a pool for one and a half of them."""
     engine = make_engine(
-        llama.paged, num_gpu_blocks_override=30, host_blocks=100, spill_prefix_tokens=100
+        llama.paged,
+        num_gpu_blocks_override=30,
+        host_blocks=100,
+        spill_prefix_tokens=100,
+        make_copier=cheap,
     )
     requests = [ask(str(i), random_prompt(160, i), 4, logprobs=1) for i in range(3)]
     first = [serve(engine, request) for request in requests]
@@ -170,7 +174,11 @@ def test_prefixes_larger_than_the_pool_are_still_hits(llama: Twin) -> None:
 
 def test_a_prefix_that_was_hit_is_kept_however_short_it_is(llama: Twin) -> None:
     engine = make_engine(
-        llama.paged, num_gpu_blocks_override=12, host_blocks=100, spill_prefix_tokens=None
+        llama.paged,
+        num_gpu_blocks_override=12,
+        host_blocks=100,
+        spill_prefix_tokens=None,
+        make_copier=cheap,
     )
     popular, once = random_prompt(24, 1), random_prompt(24, 2)
     for name, prompt in (("first", popular), ("second", popular), ("once", once)):
@@ -216,6 +224,7 @@ def test_another_replica_restores_what_one_that_died_had_written(llama: Twin) ->
         llama.paged,
         block_size=BLOCK,
         open_store=lambda _, __: _Orphaned(50, stores[0]),
+        make_copier=cheap,
         swap_space=1.0,
     )
     hits = [serve(engine, request)[request.request_id, 0].took for request in requests]
