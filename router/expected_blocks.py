@@ -12,8 +12,8 @@ class ExpectedBlocks:
 
     def __init__(self) -> None:
         self._bits: dict[bytes, int] = {}
-        self._digests: dict[int, set[bytes]] = {}
-        """The same by replica."""
+        self._digests: dict[int, dict[bytes, None]] = {}
+        """The same by replica. No sets, as the garbage collector looks through each of them."""
         self.of = self._bits.get
         """`of(digest, 0)`: whose it will be; the dict's own method, as walks call it by step."""
 
@@ -25,14 +25,13 @@ class ExpectedBlocks:
         bits = self._bits
         for digest in digests:
             bits[digest] = bits.get(digest, 0) | bit
-        self._digests.setdefault(bit, set()).update(digests)
+        self._digests.setdefault(bit, {}).update(dict.fromkeys(digests))
 
     def discard(self, bit: int, digests: Iterable[bytes]) -> None:
         """A replica has them by now, or never will; unknown ones are fine."""
-        bits, its = self._bits, self._digests.get(bit, set())
-        gone = its.intersection(digests)
-        its -= gone
-        for digest in gone:
+        bits, its = self._bits, self._digests.get(bit, {})
+        for digest in its.keys() & digests:
+            del its[digest]
             if left := bits[digest] & ~bit:
                 bits[digest] = left
             else:
