@@ -160,6 +160,21 @@ class ClusterProcess:
                 found.append(pid)
         return found
 
+    def run_driver(self, script: str, *arguments: str) -> str:
+        """A script beside this file joins the cluster, whose address is its first argument, and
+        must succeed; what it printed."""
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "tests/e2e" / script), self.ray_address(), *arguments],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | self.ray_environment() | {"PYTHONPATH": str(ROOT)},
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
+
     def log(self) -> str:
         """What was printed, the end of it."""
         return self._log.read_text(errors="replace")[-4000:]

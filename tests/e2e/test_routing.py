@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from tests.e2e.cluster_process import BIN, MODEL, ROOT, ClusterProcess
+from tests.e2e.cluster_process import BIN, MODEL, ClusterProcess
 from tests.e2e.conftest import MAX_QUEUED
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -119,18 +117,8 @@ def test_an_ingress_that_joins_late_knows_where_the_prefixes_are(cluster: Cluste
             return chosen
 
     home = asyncio.run(run())
-    script = Path(__file__).with_name("late_ingress.py")
-    done = subprocess.run(
-        [sys.executable, str(script), cluster.ray_address(), f"Early. {PREFIX} Late."],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | cluster.ray_environment() | {"PYTHONPATH": str(ROOT)},
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    printed = cluster.run_driver("late_ingress.py", f"Early. {PREFIX} Late.")
+    found = json.loads(printed.splitlines()[-1])
     print(f"a late ingress was blind for {found['blind_s']:.2f} s")
     assert found["hit"] >= 320
     assert found["chosen"] == home

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from tests.e2e.cluster_process import MODEL, ROOT, ClusterProcess, running, write_config
+from tests.e2e.cluster_process import MODEL, ClusterProcess, running, write_config
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -40,21 +37,7 @@ def upgrade(cluster: ClusterProcess, folder: Path, **args: Any) -> None:
     """Deploy the config with these `args` on the running cluster, whatever serves now."""
     port = httpx.URL(cluster.url).port
     assert port is not None
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(Path(__file__).with_name("upgrade.py")),
-            cluster.ray_address(),
-            str(write_config(folder, port, **args)),
-        ],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | cluster.ray_environment() | {"PYTHONPATH": str(ROOT)},
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    cluster.run_driver("upgrade.py", str(write_config(folder, port, **args)))
 
 
 def serving(cluster: ClusterProcess) -> list[set[int]]:
